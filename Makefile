@@ -61,7 +61,7 @@ kernels-check: $(VENV)/.dev  ## every CUDA kernel to machine code without a GPU;
 test-gpu: $(VENV)/.dev  ## the kernels on the GPU of this machine
 	@$(BIN)/pytest tests/gpu $(PYTEST_ARGS)
 
-SANITIZED := never_followed or operator_and_direct_call or (first_planes and -2])
+SANITIZED := never_followed or operator_and_direct_call or (first_planes and -2]) or of_every_engine or matrix_of_codes
 # Without torch's cache every tensor is an allocation of its own: nothing beside it can be touched unnoticed.
 test-gpu-sanitizer: $(VENV)/.dev  ## every operator and wrong indices under compute-sanitizer, which has to be in PATH
 	@for tool in "memcheck --report-api-errors no" synccheck racecheck initcheck; do \

@@ -15,6 +15,7 @@ from .layout import SIDE, GemmLayout
 __all__ = [
     "COPYING",
     "FEW",
+    "MANY_TILES",
     "WIDTH_STEP",
     "FewShape",
     "GemmShape",
@@ -37,6 +38,7 @@ _WIDE_TILES = tuple(  # groups and vectors
     (groups, vectors) for groups, most in ((2, 208), (3, 128)) for vectors in range(96, most + 1, WIDTH_STEP)
 )
 _SMALL_TILES = ((2, 64), (2, 80), (2, 96), (3, 64))  # taken if they keep enough processors busy, the first that does
+MANY_TILES = tuple(sorted({*_SMALL_TILES, *_WIDE_TILES}))
 _ONE_TILE = 96, 128  # vectors that one tile takes: always, and where small tiles do not keep enough processors busy
 # Costs, in products of 64 rows, 64 columns and one vector: of every 64 columns of a tile, in addition to its products;
 # of partial sums that blocks share, for 64 rows and a vector.
@@ -270,16 +272,23 @@ def _fits(shape: FewShape, older: bool) -> bool:
 
 
 def gemm_shape(
-    layout: GemmLayout, count: int, rows: int, kind: int, out: int, engine: str, *, added: bool = False
-) -> GemmShape:
-    """The shape for ``count`` vectors and a matrix of ``rows`` rows; measured on an H200 (docs/benchmarks/gemm.md)."""
+    layout: GemmLayout, count: int, rows: int, kind: int, out: int, engine: str, *, added: bool = False,
+    tile: tuple[int, int] | None = None,
+) -> GemmShape:  # fmt: skip
+    """The shape for ``count`` vectors and a matrix of ``rows`` rows; measured on an H200 (docs/benchmarks/gemm.md).
+
+    ``tile``: groups and vectors of a tile with wgmma, one of ``MANY_TILES``, for more than 64 vectors; by default what
+    is fastest.
+    """
     few = _few_shape(layout, count, rows, kind, out, engine, added)
     if few is not None:
         return few
     vectors = next((size for size in _TILES if size >= count), _TILES[-1])
     heights: tuple[int, ...]
     if engine == "wgmma":
-        if count > _TILES[-1]:
+        if tile is not None:
+            groups, vectors = tile
+        elif count > _TILES[-1]:
             rounded = -(-count // WIDTH_STEP) * WIDTH_STEP  # few kernels to compile ahead for all numbers of vectors
             groups, vectors = _tile_of_many(layout, rows, rounded)
         else:

@@ -40,6 +40,19 @@ def test_products(encoding: str, q: int, rows: int, columns: int, g: int, kind: 
     assert reference.relative_error(found.float().cpu().numpy(), reference.product(weight, x)) < LIMITS[kind]
 
 
+@pytest.mark.parametrize("engine", [pytest.param("wgmma", marks=pytest.mark.sm_90), "mma"])
+@pytest.mark.parametrize("count", [5, 13, 40, 90])
+@pytest.mark.parametrize(("encoding", "q", "kind"), [("affine", 4, "F16"), ("affine", 3, "BF16"), ("bcq", 4, "F16")])
+def test_small_products_of_every_engine(encoding: str, q: int, kind: str, count: int, engine: str) -> None:
+    """Stages in turns, blocks that share tiles, ends of rows and columns; `make test-gpu-sanitizer` runs this too."""
+    weight, x = ks.weight(encoding, q, 333, 1032, 64, seed=q), ks.vectors(count, 1032, kind)
+    placed, on_gpu = gemm_operand(operand(weight), kind), to_gpu(x)
+    shape = gemm_shape(placed.segments[0].layout, count, 333, KINDS[kind], KINDS[kind], engine)
+    assert shape.engine == ("few" if count <= 16 else engine)
+    found = gemm(placed, on_gpu, shapes=[shape])
+    assert reference.relative_error(found.float().cpu().numpy(), reference.product(weight, x)) < LIMITS[kind]
+
+
 @pytest.mark.parametrize("encoding", ["affine", "bcq"])
 def test_sixteen_vectors_of_many_rows(encoding: str) -> None:
     """More than all blocks of `few` can take at the same time."""

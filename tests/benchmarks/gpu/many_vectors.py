@@ -1,19 +1,16 @@
 """Products of 1 to 4096 vectors with a 4-bit weight, as `matmul` chooses the kernel, compared with cuBLAS and others.
 
     python tests/benchmarks/gpu/many_vectors.py --out docs/benchmarks/gemm.json [--marlin libmarlin.so]
-        [--lut-gemm liblutgemm.so] [--wide]
+        [--lut-gemm liblutgemm.so]
 
 Needs a GPU. Weights are rotated past the cache, products replayed from a CUDA graph; medians in microseconds, of one
-run. docs/benchmarks/gemm.md tells how the libraries are built. ``--wide``: only the numbers of vectors that no peer but
-cuBLAS has; the other rows of the file stay.
+run. docs/benchmarks/gemm.md tells how the libraries are built.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
-import os
 import statistics
 import sys
 import time
@@ -27,13 +24,13 @@ import torch
 sys.path.insert(1, str(Path(__file__).resolve().parents[2] / "support"))
 from bcqfmt.bench import bandwidth, relative_error, replayed
 from bcqfmt.kernels.gemm import parts_of
-from bcqfmt.kernels.gemm.kernel import gemm_kernel
 from bcqfmt.kernels.gemm.layout import GemmLayout
-from bcqfmt.kernels.gemm.shape import GemmShape, gemm_shape
+from bcqfmt.kernels.gemm.shape import gemm_shape
 from bcqfmt.kernels.matmul import matmul, path_of
-from bcqfmt.kernels.runtime.cubins import code_of
-from kernel_bench.chosen import SHAPES, TABLES, chosen, rotated
+from kernel_bench.chosen import SHAPES, TABLES, rotated
+from kernel_bench.compiling import Jobs, compile_all
 from kernel_bench.peer_times import of_row, peer_times
+from kernel_bench.timing import steadily
 from kernel_bench.weights import random_vectors
 
 COUNTS = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -53,7 +50,6 @@ LOOKED_UP = ((4, 1), (3, 1), (2, 1), (4, 3))
 
 
 Figures = dict[str, float | int | str]
-Jobs = dict[GemmShape | tuple[Any, ...], None]
 
 
 def measured(
@@ -82,7 +78,7 @@ def measured(
             calls["cublas"] = (lambda i, x=x: x @ dense[i % len(dense)].T, len(dense))
         if plain and count in MANY:  # what `matmul` does where the GPU is not sm_90
             calls["dequantize"] = (lambda i, x=x: matmul(ready[i % several], x, path="dequantize"), several)
-        times = [{name: _timed(call, 2 * of, steady) for name, (call, of) in calls.items()} for _ in range(TURNS)]
+        times = [{name: steadily(call, 2 * of, steady) for name, (call, of) in calls.items()} for _ in range(TURNS)]
         row |= {name: statistics.median(turn[name] for turn in times) for name in calls}
         row |= of_row(peers, row)
         print({k: round(v, 2) if isinstance(v, float) and k != "error" else v for k, v in row.items()}, flush=True)
@@ -105,13 +101,6 @@ def looked_up(rows: int, columns: int) -> list[Figures]:
     return found
 
 
-def _timed(call: Callable[[int], object], count: int, seconds: float) -> float:
-    """`replayed` for so many seconds; at least its usual rounds."""
-    taken = replayed(call, count)
-    rounds = int(seconds * 1e6 / (2 * count * taken))
-    return taken if rounds == 0 else replayed(call, count, rounds)
-
-
 def shapes_of(formula: str, q: int, rows: int, columns: int, g: int, counts: Iterable[int]) -> Jobs:
     """What `gemm` is compiled for."""
     table = tuple(map(float, TABLES.get(formula, ())))
@@ -119,28 +108,12 @@ def shapes_of(formula: str, q: int, rows: int, columns: int, g: int, counts: Ite
     return {gemm_shape(layout, count, rows, 1, 1, "wgmma"): None for count in counts if count >= LEAST or table}
 
 
-def compiled(job: GemmShape | tuple[Any, ...], capability: tuple[int, int]) -> None:
-    """The kernel of some rows is in the cache of compiled kernels."""
-    if isinstance(job, GemmShape):
-        code_of(gemm_kernel(job), capability)
-        return
-    formula, q, rows, columns, g, count = job
-    _weight, ready = chosen(formula, q, rows, columns, g)
-    matmul(ready, random_vectors(count, columns))
-
-
-def wide_kernels() -> Jobs:
-    """What rows of MANY and BETWEEN vectors are compiled for."""
+def all_kernels() -> Jobs:
+    """What all rows are compiled for."""
     jobs: Jobs = {}
     for shape in SHAPES:
         counts = {end - begin for count in (*MANY, *BETWEEN) for begin, end in parts_of(count, shape)}
         jobs |= shapes_of("affine", 4, *shape, 128, counts)
-    return jobs
-
-
-def kernels_of_all() -> Jobs:
-    """What all rows are compiled for."""
-    jobs = wide_kernels()
     for formula, q, g in OTHERS:
         jobs |= shapes_of(formula, q, *SHAPES[-1], g, FEW)
         jobs |= shapes_of(formula, q, *SHAPES[0], g, SMALL_FEW)
@@ -150,42 +123,26 @@ def kernels_of_all() -> Jobs:
     return jobs | {(formula, q, *SHAPES[-1], g, FEW[0]): None for formula, q, g in OTHERS if formula not in TABLES}
 
 
-def compile_all(jobs: Jobs) -> None:
-    """All kernels, in processes of their own."""
-    # what takes longest comes first: kernels for few vectors, then long stages and 3 bits
-    ordered = sorted(
-        jobs,
-        key=lambda job: -job.depth * job.height * (1 + job.layout.bits % 2) if isinstance(job, GemmShape) else -1000,
-    )
-    with multiprocessing.get_context("spawn").Pool(max(1, (os.cpu_count() or 2) - 1)) as pool:
-        pool.map(partial(compiled, capability=torch.cuda.get_device_capability()), ordered, chunksize=1)
-
-
 def main() -> None:
     """Measure everything and write it."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--marlin", help="library with the function marlin")
     parser.add_argument("--lut-gemm", help="library with the function lutgemm_bias")
-    parser.add_argument("--wide", action="store_true", help="only 80 and more vectors, but 128")
     options, begin = parser.parse_args(), time.perf_counter()
-    compile_all(wide_kernels() if options.wide else kernels_of_all())
+    compile_all(all_kernels())
     print(f"compiled: {time.perf_counter() - begin:.0f} s", flush=True)
-    parts = [partial(measured, "affine", 4, *shape, 128, BETWEEN, steady=STEADY[1]) for shape in SHAPES]
+    peers = peer_times(options.marlin, options.lut_gemm, COUNTS, options.out.with_suffix(".peers"))
+    print(f"peers: {time.perf_counter() - begin:.0f} s", flush=True)
+    figures: dict[str, Any] = {
+        "gpu": torch.cuda.get_device_name(), "bandwidth": bandwidth(), "group_size": 128, "rows": [],
+        "look_ups": [row for shape in SHAPES for row in looked_up(*shape)],
+    }  # fmt: skip
+    parts = [partial(measured, "affine", 4, *shape, 128, COUNTS) for shape in SHAPES]
+    parts += [partial(measured, formula, q, *SHAPES[-1], g, FEW) for formula, q, g in OTHERS]
+    parts += [partial(measured, formula, q, *SHAPES[0], g, SMALL_FEW) for formula, q, g in OTHERS]
+    parts += [partial(measured, "affine", 4, *shape, 128, BETWEEN, steady=STEADY[1]) for shape in SHAPES]
     parts += [partial(measured, "affine", 4, *shape, 128, MANY, steady=STEADY[0]) for shape in SHAPES]
-    peers: dict[str, float] = {}
-    if options.wide:
-        figures: dict[str, Any] = json.loads(options.out.read_text())
-        figures["rows"] = [row for row in figures["rows"] if row["vectors"] not in (*MANY, *BETWEEN)]
-    else:
-        peers = peer_times(options.marlin, options.lut_gemm, COUNTS, options.out.with_suffix(".peers"))
-        print(f"peers: {time.perf_counter() - begin:.0f} s", flush=True)
-        figures = {"gpu": torch.cuda.get_device_name(), "bandwidth": bandwidth(), "group_size": 128, "rows": []}
-        figures["look_ups"] = [row for shape in SHAPES for row in looked_up(*shape)]
-        few = [partial(measured, "affine", 4, *shape, 128, COUNTS) for shape in SHAPES]
-        few += [partial(measured, formula, q, *SHAPES[-1], g, FEW) for formula, q, g in OTHERS]
-        few += [partial(measured, formula, q, *SHAPES[0], g, SMALL_FEW) for formula, q, g in OTHERS]
-        parts = few + parts
     for part in parts:
         for row in part(peers=peers):
             figures["rows"].append(row)

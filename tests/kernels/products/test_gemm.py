@@ -15,7 +15,7 @@ from bcqfmt.container.dtypes import float64_of, round_to
 from bcqfmt.kernels.gemm import gemm_operand, obstacle, parts_of
 from bcqfmt.kernels.gemm.layout import GemmLayout
 from bcqfmt.kernels.gemm.pack import pack_codes
-from bcqfmt.kernels.gemm.shape import blocks_for, gemm_shape, whole_for
+from bcqfmt.kernels.gemm.shape import MANY_TILES, blocks_for, gemm_shape, whole_for
 from bcqfmt.kernels.operands import operand
 from products import kernel_samples as ks
 from products import product_reference as reference
@@ -218,6 +218,21 @@ def test_the_tiles_chosen_are_nearly_the_fastest_that_were_measured(measured: st
 def test_small_tiles_where_all_processors_have_one(rows: int, count: int, tile: tuple[int, int]) -> None:
     shape = gemm_shape(GemmLayout(4, 4096, 128, "affine", "F16"), count, rows, 1, 1, "wgmma")
     assert (shape.rows, shape.vectors) == tile
+
+
+@pytest.mark.parametrize("tile", MANY_TILES)
+def test_every_tile_can_be_asked_for(tile: tuple[int, int]) -> None:
+    for columns in (4096, 8192, 200):
+        made = gemm_shape(GemmLayout(4, columns, 128, "affine", "F16"), 300, 4096, 1, 1, "wgmma", tile=tile)
+        assert (made.groups, made.vectors, made.engine) == (*tile, "wgmma")
+        assert made.stages >= 3
+        assert made.shared_bytes <= 227 * 1024
+
+
+def test_tiles_that_are_chosen_are_among_those_that_can_be_asked_for() -> None:
+    for rows, count in itertools.product((512, 4096, 11008, 28672), range(65, 1900, 7)):
+        made = gemm_shape(GemmLayout(4, 4096, 128, "affine", "F16"), count, rows, 1, 1, "wgmma")
+        assert (made.groups, made.vectors) in MANY_TILES
 
 
 @pytest.mark.parametrize("engine", ["wgmma", "mma"])

@@ -45,6 +45,13 @@ def early_and_alone(product: Callable[[Any], object], weights: Sequence[Any]) ->
     return early, replayed(lambda i: product(plain[i % count]), 2 * count)
 
 
+def steadily(call: Callable[[int], object], count: int, seconds: float) -> float:
+    """`replayed` for so many seconds; at least its usual rounds."""
+    taken = replayed(call, count)
+    rounds = int(seconds * 1e6 / (2 * count * taken))
+    return taken if rounds == 0 else replayed(call, count, rounds)
+
+
 def energy(call: Callable[[int], object], microseconds: float) -> float | None:
     """Joules of one product, from the GPU's own counter over about 0.3 s; None where it has none."""
     try:
