@@ -54,7 +54,7 @@ def model_layout(folder: Path, sink: Sink) -> Layout:
         return Layout()
     layout = Layout(files=[SINGLE])
     if index:
-        layout.weight_map = _weight_map(folder, sink)
+        layout.weight_map = _weight_map(folder, sink) or {}
         layout.files = _shard_names(folder, layout.weight_map, sink)
     kept = []
     for name in layout.files:
@@ -158,10 +158,11 @@ def entries(folder: Path, *, hidden: bool = False) -> Iterator[str]:
         yield from ((Path(top) / name).relative_to(folder).as_posix() for name in kept)
 
 
-def _weight_map(folder: Path, sink: Sink) -> dict[str, str]:
+def _weight_map(folder: Path, sink: Sink) -> dict[str, str] | None:
+    """BCQ-V501, and BCQ-V503 where it names no file."""
     value = _json_object(folder, INDEX, limits.MAX_JSON_FILE_BYTES, limits.MAX_JSON_DEPTH, "BCQ-V501", sink)
     if value is None:
-        return {}
+        return None
     names = value.get("weight_map")
     if (
         not isinstance(names, dict)
@@ -169,14 +170,17 @@ def _weight_map(folder: Path, sink: Sink) -> dict[str, str]:
         or not all(isinstance(name, str) for name in names.values())
     ):
         sink(Finding("BCQ-V501", INDEX, "", "no object metadata, or no object weight_map of names", "both"))
-        return {}
+        return None
+    if not names:
+        sink(Finding("BCQ-V503", INDEX, "", "weight_map is empty: it names no model file", "the files of the model"))
     return names
 
 
 def _json_object(folder: Path, name: str, limit: int, depth: int, code: str, sink: Sink) -> dict[str, Any] | None:
     """A JSON file of at most ``limit`` bytes and ``depth`` levels; faults are reported under ``code``."""
     try:
-        value = parse(read_json(inside(folder, name), limit, name, code), integers_only=False, deepest=depth)
+        raw = read_json(inside(folder, name), limit, name, code)
+        value = parse(raw, integers_only=False, constants=name == CONFIG, deepest=depth)
     except BcqError as fault:
         sink(fault.finding)
         return None

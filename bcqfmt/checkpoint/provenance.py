@@ -124,7 +124,7 @@ def _header_names(folder: Path, path: str, sink: Sink) -> list[str] | None:
         raw = read_small(folder / place, limits.MAX_JSON_FILE_BYTES + 8, place, "BCQ-V702")
         if len(raw) < 8 or struct.unpack("<Q", raw[:8])[0] != len(raw) - 8:
             raise JsonFault("json", f"{len(raw)} bytes do not start with their own length")
-        value = parse(raw[8:], integers_only=False)
+        value = parse(raw[8:], integers_only=False, constants=False)
         if not isinstance(value, dict):
             raise JsonFault("json", "not an object")
     except BcqError as fault:

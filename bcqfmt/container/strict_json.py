@@ -26,13 +26,20 @@ def canonical(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 
 
-def parse(raw: bytes, *, integers_only: bool = True, deepest: int = limits.MAX_JSON_DEPTH) -> Any:
-    """The value of a JSON text; :class:`JsonFault` when it is not one, has a key twice or goes beyond the limits."""
+def parse(
+    raw: bytes, *, integers_only: bool = True, constants: bool = True, deepest: int = limits.MAX_JSON_DEPTH
+) -> Any:
+    """The value of a JSON text; :class:`JsonFault` when it is not one, has a key twice or goes beyond the limits.
+
+    ``integers_only``: else numbers of any kind, and with ``constants`` NaN and infinities as Python writes them.
+    """
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as fault:
         raise JsonFault("utf8", f"byte {fault.start} is not UTF-8") from None
-    hooks: dict[str, Any] = {"parse_float": _no_float, "parse_constant": _no_float} if integers_only else {}
+    hooks: dict[str, Any] = {"parse_float": _no_float} if integers_only else {}
+    if integers_only or not constants:
+        hooks["parse_constant"] = _no_constant
     try:
         value = json.loads(text, object_pairs_hook=unique_keys, **hooks)
     except RecursionError:
@@ -78,6 +85,10 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _no_float(text: str) -> NoReturn:
     raise JsonFault("json", f"{text[:40]} is not an integer")
+
+
+def _no_constant(text: str) -> NoReturn:
+    raise JsonFault("json", f"{text} is no JSON")
 
 
 def _refuse_surrogates(value: Any) -> None:

@@ -148,7 +148,7 @@ def refused_with(path: Path) -> str | None:
     return None
 
 
-UNOPENED = {"v508-config-pipe"}  # this reader does not open config.json
+UNOPENED = {"v508-config-pipe", "v508-config-folder"}  # this reader does not open config.json
 OPENING = [name for name, entry in INVALID.items() if entry["level"] == "open" and name not in UNOPENED]
 READING = [name for name, entry in INVALID.items() if entry["level"] == "read"]
 

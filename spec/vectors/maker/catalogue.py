@@ -35,6 +35,7 @@ class Invalid:
     gzip: bool = False
     setup: list[Any] = field(default_factory=list)
     schema: str | None = None
+    place: str | None = None
 
     @property
     def id(self) -> str:

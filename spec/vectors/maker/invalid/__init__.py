@@ -2,10 +2,10 @@
 
 from maker.catalogue import Invalid
 
-from . import container, content, descriptor, edges, folder, folder_edges, keys, manifest, source
+from . import container, content, descriptor, edges, folder, folder_edges, forgotten, keys, manifest, source
 
 
 def vectors() -> list[Invalid]:
     """In the order of the index."""
-    modules = (container, descriptor, keys, content, edges, folder, folder_edges, manifest, source)
+    modules = (container, descriptor, keys, content, edges, folder, folder_edges, manifest, source, forgotten)
     return [vector for module in modules for vector in module.vectors()]

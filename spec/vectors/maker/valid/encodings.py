@@ -380,6 +380,8 @@ def row_groups() -> Valid:
     weights.append(Weight("last.weight", [2, 27], "F32", turned))
     coded = affine(2, 16, rng.rows(3, 16, 4), some_second(rng, 3, 1, 4, 2, "F16", "packed"), 1)
     weights.append(Weight("second.weight", [3, 16], "F16", [row(coded)]))
+    levels = row(table(2, 20, rng.rows(3, 20, 4), first("F16", rng.floats("F16", 3, 1)), [-7, 0, 1, 100]))
+    weights.append(Weight("table.weight", [3, 20], "F16", [levels]))
     stated = Weight("number.weight", [3, 64], "F16", [some_affine(rng, 3, 64, 4, 64, 8)])
     comment = "the group size `row`: one group over a segment's whole width; the number 64 says the same of 64 columns"
     return lone("row-groups", comment, [*weights, stated], planes=True)

@@ -66,13 +66,15 @@ def stacks() -> Valid:
         outliers=Outliers("add", "F16", [0], rows),
     )
     binary = Weight("experts.down", [3, 2, 16], "F32", [some_bcq(rng, 6, 16, 3, 8, "F16", "F32")])
+    crowded = Weight("experts.crowded", [4, 1, 8], "F16", [some_affine(rng, 4, 8, 2, 8, 1)])
+    crowded.outliers = Outliers("add", "F16", [0], [[(c, 0x3C00) for c in range(4)], [], [], []])
     blocks = [some_second(rng, 3, 2, 6, 2, "F16", "packed") for _ in range(2)]
     joined = {k: blocks[0][1][k] + blocks[1][1][k] for k in blocks[0][1]}
     two = affine(2, 8, rng.rows(6, 16, 4), (blocks[0][0], joined), 2)
     return lone(
         "stack",
-        "E = 1 and E = 3, with perm per matrix, outliers over E*out rows, row-groups per matrix",
-        [single, fused, binary, Weight("experts.second", [2, 3, 16], "F16", [two])],
+        "E = 1 and more, with perm per matrix, outliers over E*out rows (half of one matrix), row-groups per matrix",
+        [single, fused, binary, crowded, Weight("experts.second", [2, 3, 16], "F16", [two])],
         planes=True,
     )
 
