@@ -16,6 +16,7 @@ import numpy.typing as npt
 from bcqfmt.checkpoint.reader import Checkpoint
 from bcqfmt.container.files import SourceFile, hash_file
 from bcqfmt.container.read_ahead import read_ahead
+from bcqfmt.converters.jobs.plan import asked_in
 from bcqfmt.converters.jobs.pool import WORKERS, Stop, Tick, run_each
 from bcqfmt.converters.layouts.protocol import Module, Options
 from bcqfmt.converters.layouts.rebuild import same_bytes
@@ -163,14 +164,17 @@ def _compared(rebuilder: SourceRebuilder, path: str, real: SourceFile) -> Iterat
 
 
 def _modules(source: SourceCheckpoint, rebuilder: SourceRebuilder) -> dict[str, Module]:
-    """The modules of the source by weight, read with the zero-point rules that the conversion recorded."""
+    """The modules of the source by weight, read as the conversion was asked to, or as its rules say."""
     recorded: dict[str, str] = {}
     for entries in rebuilder.record["tensors"].values():
         for name, (number, *_) in entries.items():
             rule = rebuilder.record["rules"][number].get("zero_point")
             if rule is not None:
                 recorded[name.removesuffix(".qzeros")] = rule
-    _, modules = find_modules(source, Options(next(iter(recorded.values()), "auto"), allow_nonfinite=True))
+    asked = asked_in(rebuilder.checkpoint.manifest)
+    zero_point = asked.get("zero_point") or next(iter(recorded.values()), "auto")
+    options = Options(zero_point, allow_nonfinite=True)
+    _, modules = find_modules(source, options, asked.get("layout", "auto"))
     for module in modules:
         if "zero_point" in module.settings and module.name in recorded:
             module.settings["zero_point"] = recorded[module.name]

@@ -32,6 +32,15 @@ from bcqfmt.version import __version__
 
 from .paths import check_paths
 
+_READING = ("layout", "zero_point")  # options that tell how a source is read
+
+
+def asked_in(manifest: Manifest | None) -> dict[str, str]:
+    """`Plan.asked` of the conversion that wrote a folder; empty where it asked for nothing."""
+    found = (manifest.ignorable or {}).get("asked") if manifest is not None else None
+    known = found if isinstance(found, dict) else {}
+    return {key: value for key in _READING if isinstance(value := known.get(key), str)}
+
 
 @dataclass(frozen=True, slots=True)
 class Shard:
@@ -76,6 +85,11 @@ class Plan:
         """Share of the parameters that are quantized."""
         return self.quantized / self.parameters if self.parameters else 0.0
 
+    @property
+    def asked(self) -> dict[str, str]:
+        """How the source is read, where that was asked for and not found out: the manifest keeps it (`asked_in`)."""
+        return {key: value for key in _READING if (value := self.options.get(key, "auto")) != "auto"}
+
     def is_carried_out_in(self, folder: Path, modules: Iterable[Module]) -> bool:
         """Whether ``folder`` is the complete result of this plan, so that there is nothing left to do.
 
@@ -89,6 +103,7 @@ class Plan:
                 return (
                     manifest is not None
                     and manifest.generator == {"name": "bcqfmt", "version": __version__}
+                    and asked_in(manifest) == self.asked
                     and self._same_source(manifest)
                     and self._same_shards(checkpoint, manifest)
                     and (folder / SOURCE).is_dir() == provenance
