@@ -87,6 +87,7 @@ def finalize(
             "format": settings.method or str(plan.options["layout"]),
             "files": {path: record._asdict() for path, record in {**sources, **known}.items()},
         },
+        ignorable={"asked": plan.asked} if plan.asked else None,
     )
     write_file(folder / MANIFEST, manifest_bytes(manifest))
 
