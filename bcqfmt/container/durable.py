@@ -6,14 +6,16 @@ import contextlib
 import errno
 import fnmatch
 import os
+import re
 import secrets
 import shlex
 import shutil
+import stat
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from bcqfmt.errors import BcqError, error
 from bcqfmt.system import BINARY, absolute_path, real_path, reserve, sync_data, sync_file, sync_folder
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     import hashlib
 
 
+TEMPORARY: Final = re.compile(r"\.[0-9a-f]{16}\.tmp")  # names of files that are being written
 _SYNC_EVERY = 1 << 24  # bytes
 _PIECE = 1 << 19  # bytes hashed, then written while they are in the cache
 _WRITE = 1 << 17  # bytes of a call: for more, Linux allocates large pages that are in no cache, at twice the cost
@@ -230,13 +233,15 @@ def refuse_other_things(target: Path, like: str) -> None:
 
 
 def take_name(work: Path, target: Path, *, overwrite: bool, like: str) -> None:
-    """Give the complete folder ``work`` its name; what it replaces is removed after that.
+    """Give the complete folder ``work`` its name, and the mode of the folder that it replaces, which is removed then.
 
     BCQ-E401 if the name was taken since :func:`refuse_existing`.
     """
     with reported(target):
         sync_folder(work)
         refuse_other_things(target, like)
+        if target.is_dir():  # an empty one too: who made it private keeps it so
+            os.chmod(work, stat.S_IMODE(target.stat().st_mode))
         old: Path | None = None
         if overwrite and os.path.lexists(target) and not _empty_folder(target):
             old = _free_name(target, like)

@@ -188,6 +188,19 @@ def test_an_empty_folder_is_taken(tmp_path: Path) -> None:
     assert not bcqfmt.validate(tmp_path / "model", deep=True).errors
 
 
+@pytest.mark.parametrize("mode", [0o700, 0o750, 0o777])
+def test_a_folder_that_is_replaced_gives_its_mode(tmp_path: Path, mode: int) -> None:
+    """Who made it private keeps it so, whatever the umask says of new ones."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    folder.chmod(mode)
+    save(folder)
+    assert folder.stat().st_mode & 0o777 == mode
+    folder.chmod(mode & 0o770)
+    save(folder, overwrite=True)
+    assert folder.stat().st_mode & 0o777 == mode & 0o770
+
+
 def test_an_existing_file_is_not_touched(tmp_path: Path) -> None:
     for name in ("model", "model.safetensors"):
         (tmp_path / name).write_bytes(b"precious")
