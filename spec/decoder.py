@@ -1018,6 +1018,7 @@ def read_shards(root: Path) -> dict[str, dict[str, Any]]:
     """Section 9.1: all model files, file name -> what `read_file` returns."""
     index = read_index(root)
     names = ["model.safetensors"] if index is None else sorted(set(index.values()))
+    need(len(names) > 0, "BCQ-V503", "the index names no file")
     for name in names:
         need(not is_missing(root / name), "BCQ-V503", f"{name} does not exist")
     shards = {name: read_file(root / name) for name in names}

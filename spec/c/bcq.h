@@ -3488,7 +3488,7 @@ static int bcq__is_shard_name(bcq__str s)
     return 1;
 }
 
-/* V501, V502 and V506: the index, if there is one; *map is the node of weight_map, or 0. */
+/* V501, V502, V503 and V506: the index, if there is one; *map is the node of weight_map, or 0. */
 static int bcq__read_index(const char *root, bcq__json *index, uint32_t *map, bcq_error *error)
 {
     static const char name[] = "model.safetensors.index.json";
@@ -3517,6 +3517,8 @@ static int bcq__read_index(const char *root, bcq__json *index, uint32_t *map, bc
     for (i = 0, node = *map + 1; i < index->nodes[*map].count; i++, node = index->nodes[node + 1].next)
         if (!bcq__is_shard_name(bcq__string(index, node + 1)))
             return bcq__bad(error, 502, bcq__string(index, node + 1), "a file name that the index may not hold");
+    if (!index->nodes[*map].count)
+        return bcq__fail(error, 503, "the index names no file");
     return 0;
 }
 

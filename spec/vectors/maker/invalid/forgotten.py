@@ -5,7 +5,7 @@ from typing import Any
 from maker.build import Lcg, Rows, exact, sha256, tensor
 from maker.catalogue import Invalid
 from maker.encodings import affine, bcq, first, shifted, some_affine, some_bcq
-from maker.folder import INDEX, Files, pretty
+from maker.folder import INDEX, Files, Folder, pretty
 from maker.valid.folders import inner_side, sharded, single
 from maker.valid.structures import tile_segments
 from maker.weights import Outliers, Weight
@@ -185,7 +185,9 @@ def members() -> list[Invalid]:
         s["tensors"]["model.safetensors"]["norm.weight"] = [0, "w.bcq_s0_planes"]
 
     outside = "../../outside.txt"
+    none = Folder({})  # no weights, no tensors, no file
     return [
+        Invalid("V503", "empty-index", "an index that names no file", none.build()),
         Invalid(
             "V507", "link-in-subfolder", "a link in a folder below leads out", sub.build(),
             setup=gone("sub/notes.txt", "../outside.txt", outside),
