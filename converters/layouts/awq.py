@@ -33,7 +33,7 @@ from bcqfmt.container.dtypes import FLOATS
 from bcqfmt.container.stored_tensor import StoredTensor
 from bcqfmt.converters import words
 from bcqfmt.converters.source.checkpoint import SourceCheckpoint
-from bcqfmt.converters.source.quant_config import Settings, read_settings
+from bcqfmt.converters.source.quant_config import AUTO_ROUND, Settings, read_settings
 from bcqfmt.errors import error, escape
 from bcqfmt.weight.scheme import Segment, WeightSpec
 from bcqfmt.weight.weight import BcqWeight
@@ -156,7 +156,7 @@ def is_gemv(source: SourceCheckpoint, settings: Settings, name: str) -> bool:
         return True
     # GPTQ with groups of 32/bits columns has one scale for each word: 2 bits differ in qzeros, 4 bits in nothing
     narrow = qzeros is None or qzeros.shape == (scales.shape[0], scales.shape[1] // 8)
-    return narrow and settings.method not in ("gptq", "auto-round", "intel/auto-round")
+    return narrow and settings.method not in ("gptq", *AUTO_ROUND)
 
 
 def _gemv_module(source: SourceCheckpoint, settings: Settings, name: str) -> Module:

@@ -25,7 +25,7 @@ from bcqfmt.container.dtypes import FLOATS
 from bcqfmt.container.stored_tensor import StoredTensor
 from bcqfmt.converters import words
 from bcqfmt.converters.source.checkpoint import SourceCheckpoint
-from bcqfmt.converters.source.quant_config import Settings, read_settings
+from bcqfmt.converters.source.quant_config import AUTO_ROUND, Settings, read_settings
 from bcqfmt.converters.words.buffers import new_array
 from bcqfmt.errors import error, escape
 from bcqfmt.weight.packing import words_for
@@ -183,7 +183,7 @@ def _zero_rule(settings: Settings, bits: int, modules: list[Module], options: Op
         (field,) = fields_seen
         reading = "v2" if field == middle else "v1"
         if field in (middle, middle - 1) and (field == middle) != (rule == "v2"):
-            found = f"symmetric zero fields are {field}: {reading}; the configuration says {escape(version)}"
+            found = f"symmetric zero fields are {field}: {reading}; the configuration says {escape(str(version))}"
             hint = "choose: --zero-point v2 or v1-nowrap; --against MODEL, the model before quantization, tries both"
             raise error("BCQ-E605", found=found, expected="zero points that fit the configuration", hint=hint)
     return rule
@@ -205,17 +205,25 @@ def _zero_range(
 
 def _compare_readings(source: SourceCheckpoint, settings: Settings, asked: str) -> None:
     """BCQ-E655 when zero points are read otherwise than the configuration says, because the user asked for it."""
-    says_so = settings.method == "auto-round" or settings.format in ("gptq", "gptq_v2", "gptq_p")
+    says_so = settings.method in AUTO_ROUND or settings.format in ("gptq", "gptq_v2", "gptq_p")
     version = _zero_version(settings)
-    if asked != "auto" and says_so and (asked == "v2") != (version == "gptq_v2"):
+    if asked != "auto" and says_so and version is not None and (asked == "v2") != (version == "gptq_v2"):
         source.warn("BCQ-E655", f"--zero-point {asked}; the configuration says {version}")
 
 
-def _zero_version(settings: Settings) -> str:
-    """``gptq`` (zero point minus one) or ``gptq_v2``."""
-    if settings.method == "auto-round":
+def _zero_version(settings: Settings) -> str | None:
+    """``gptq`` (zero point minus one) or ``gptq_v2``; None where an old auto-round does not tell."""
+    if settings.method in AUTO_ROUND:
         packing = settings.packing or ""
-        return "gptq" if "gptq" in packing and "gptqmodel" not in packing else "gptq_v2"
+        if "gptq" in packing and "gptqmodel" not in packing:
+            return "gptq"
+        own = packing.replace("-", "_").startswith(("auto_round", "autoround"))
+        if settings.method == "auto-round" or (own and "gptq" not in packing and "awq" not in packing):
+            return "gptq_v2"
+        tool, version = settings.tool or ("", ())
+        by_autogptq = not packing and tool == "auto-round" and version < (0, 3)  # its exporter names no backend
+        if settings.format is None and not by_autogptq:
+            return None
     return "gptq_v2" if settings.format in ("gptq_v2", "gptq_p") else "gptq"
 
 

@@ -65,10 +65,13 @@ def encode_zeros(zeros: Array, bits: int, rule: str, pack: Any) -> Array:
     return words if rule == "v2" else words - _constants(words.shape[-1], bits, rule)
 
 
-def choose_rule(asked: str, version: str, bits: int, tool: tuple[str, tuple[int, ...]] | None, ones: bool) -> str:
+def choose_rule(
+    asked: str, version: str | None, bits: int, tool: tuple[str, tuple[int, ...]] | None, ones: bool
+) -> str:
     """The rule for a checkpoint: asked for, or known for the tool, or immaterial; else an error that names the option.
 
-    ``version``: ``gptq`` or ``gptq_v2``; ``tool``: name and version; ``ones``: whether some field has all bits set.
+    ``version``: ``gptq``, ``gptq_v2`` or None, where nothing tells; ``tool``: name and version; ``ones``: whether some
+    field has all bits set.
     """
     if asked != "auto":
         if asked == "v1-gptqmodel-3bit" and bits != 3:
@@ -76,13 +79,17 @@ def choose_rule(asked: str, version: str, bits: int, tool: tuple[str, tuple[int,
         return asked
     if version == "gptq_v2":
         return "v2"
-    known = _known_rule(tool, bits)
-    if known is not None:
-        return known
-    if not ones:
-        return "v1-nowrap"
-    legal = [rule for rule in rules_for(bits) if rule != "v2"]
-    found = f"stored {bits}-bit zero fields with all bits set, which tools read differently"
+    if version is None:
+        legal = rules_for(bits) if ones else ["v2", "v1-nowrap"]
+        found = "a configuration that does not say whether zero points are stored as they are or minus one"
+    else:
+        known = _known_rule(tool, bits)
+        if known is not None:
+            return known
+        if not ones:
+            return "v1-nowrap"
+        legal = [rule for rule in rules_for(bits) if rule != "v2"]
+        found = f"stored {bits}-bit zero fields with all bits set, which tools read differently"
     hint = f"choose: --zero-point {' or '.join(legal)}; --against MODEL, the model before quantization, tries all"
     raise error("BCQ-E605", found=found, expected=f"one of {', '.join(legal)}", hint=hint)
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from bcqfmt.converters.plugins import Registry
 from bcqfmt.converters.source.checkpoint import SourceCheckpoint
-from bcqfmt.converters.source.quant_config import Settings, read_settings, refuse_transforms
+from bcqfmt.converters.source.quant_config import AUTO_ROUND, Settings, read_settings, refuse_transforms
 from bcqfmt.errors import error, escape
 
 from .protocol import Layout, Module, Options, Rebuilder
@@ -47,8 +47,7 @@ _METHODS: Final = {
     "awq": {"awq"},
     "llm-awq": {"awq"},
     "compressed-tensors": {"compressed-tensors"},
-    "auto-round": {"gptq", "awq", "compressed-tensors"},
-    "intel/auto-round": {"gptq", "awq", "compressed-tensors"},
+    **{name: {"gptq", "awq", "compressed-tensors"} for name in AUTO_ROUND},
     "hqq": {"hqq"},
     "anybcq": {"anybcq"},
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from bcqfmt.errors import error, escape
 
@@ -23,6 +23,10 @@ _ALIASES = {
     "sym": ("sym",),
     "desc_act": ("desc_act",),
 }
+# names that mean this with some methods only: compressed-tensors has its own version there, SINQ a variant of itself
+_ONLY_WITH: Final = {"version": ("awq", "llm-awq"), "method": ("awq", "gptq")}
+_PACKING: Final = ("packing_format", "backend")  # auto-round's new name and its old one, since then a kernel
+AUTO_ROUND: Final = ("auto-round", "intel/auto-round")  # the latter until April 2025 (0.4.7)
 
 
 @dataclass(slots=True)
@@ -80,7 +84,7 @@ class Settings:
 
 def read_settings(source: SourceCheckpoint) -> Settings:
     """The settings of all configuration files, which must agree (BCQ-E602)."""
-    readings = {name: _normalised(value) for name, value in source.quant.items()}
+    readings = {name: _normalised(value, name) for name, value in source.quant.items()}
     if not readings:
         return Settings(tool=_tool({}, source.metadata))
     (first_name, first), *others = readings.items()
@@ -108,7 +112,7 @@ def read_settings(source: SourceCheckpoint) -> Settings:
         group_size=typed("group_size", int),
         sym=typed("sym", bool),
         desc_act=typed("desc_act", bool),
-        packing=raw.get("packing_format") if isinstance(raw.get("packing_format"), str) else None,
+        packing=next((raw[key] for key in _PACKING if isinstance(raw.get(key), str)), None),
         tool=_tool(raw, source.metadata),
         raw=raw,
         place=", ".join(source.quant),
@@ -128,12 +132,18 @@ def refuse_transforms(settings: Settings, folder: str) -> None:
         raise error("BCQ-E601", folder, found=found, expected="the plain GPTQ layout")
 
 
-def _normalised(value: Mapping[str, Any]) -> dict[str, Any]:
+def _normalised(value: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """The settings of one file, whose names for the same setting must agree (BCQ-E602)."""
     found: dict[str, Any] = {}
     for key, names in _ALIASES.items():
-        present = [value[name] for name in names if value.get(name) is not None]
-        if present:
-            found[key] = present[0].lower() if isinstance(present[0], str) else present[0]
+        present = {name: value[name] for name in names if value.get(name) is not None}
+        for name, stated in present.items():
+            said = stated.lower() if isinstance(stated, str) else stated
+            differs, method = found.setdefault(key, said) != said, found.get("method")
+            if differs and method in _ONLY_WITH.get(name, (method,)):
+                first = next(iter(present))  # tools differ in which one they read
+                both = f"{first} is {escape(str(present[first]))} and {name} is {escape(str(stated))}"
+                raise error("BCQ-E602", place, found=both, expected="names of one setting that agree")
     if "sym" not in found and isinstance(value.get("zero_point"), bool):
         found["sym"] = not value["zero_point"]
     if found.get("method") == "compressed-tensors":

@@ -21,7 +21,7 @@ from bcqfmt.converters.layouts.rebuild import apply_rule, rebuilds
 from bcqfmt.converters.words import codes_to_stream_columns, stream_columns_to_codes
 from bcqfmt.errors import BcqError
 from sources import conversions
-from sources.peers import any_words, halves, made_up, words
+from sources.peers import affine_values, any_words, halves, made_up, words
 
 PLANAR = {2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 7: (4, 2, 1), 8: (8,)}
 
@@ -207,6 +207,75 @@ def test_symmetric_files_that_lie_about_their_version_are_refused(tmp_path: Path
     assert caught.value.code == "BCQ-E605"
     (module,) = Gptq().modules(source, Options(zero_point="v2"))
     assert Gptq().convert(module, Options()).weight.scheme.segments[0].zero == 8
+
+
+@pytest.mark.parametrize(
+    ("method", "stated", "shift"),
+    [
+        ("intel/auto-round", {"backend": "autoround:exllamav2", "autoround_version": "0.2.1.dev"}, 0),
+        ("intel/auto-round", {"backend": "auto_round:exllamav2", "autoround_version": "0.3"}, 0),
+        ("intel/auto-round", {"backend": "auto_round:triton"}, 0),
+        ("intel/auto-round", {"packing_format": "auto_round", "backend": "auto"}, 0),
+        ("intel/auto-round", {"backend": "gptq:exllamav2", "autoround_version": "0.2"}, 1),
+        ("intel/auto-round", {"backend": "auto_round:gptq:exllamav2", "autoround_version": "0.4.3"}, 1),
+        ("intel/auto-round", {"backend": "auto_gptq:cuda", "autoround_version": "0.4.7"}, 1),
+        ("intel/auto-round", {"autoround_version": "0.2"}, 1),
+        ("intel/auto-round", {"checkpoint_format": "gptq"}, 1),
+        ("auto-round", {"backend": "auto_round:exllamav2"}, 0),
+        ("auto-round", {"backend": "auto_round:auto_gptq"}, 1),
+        ("auto-round", {"packing_format": "auto_round:gptqmodel"}, 0),
+        ("auto-round", {"packing_format": "auto_round", "backend": "gptq:exllamav2"}, 0),
+        ("auto-round", {"packing_format": "auto_round:auto_gptq", "backend": "auto_round:triton"}, 1),
+        ("auto-round", {}, 0),
+    ],
+)
+def test_zero_points_as_each_auto_round_stored_them(
+    method: str, stated: dict[str, Any], shift: int, tmp_path: Path
+) -> None:
+    """Its own packing stores zero points as they are, AutoGPTQ's minus one, under the old names of both keys too."""
+    rng = np.random.default_rng(1)
+    tensors = sample(rng, 4, 32, 64, 32, False)
+    zeros = rng.integers(1, 15, (2, 32))
+    packed = [sum(int(z) - shift << 4 * i for i, z in enumerate(eight)) for eight in zeros.reshape(-1, 8)]
+    tensors["m.qzeros"] = np.array(packed, np.uint32).reshape(2, 4).view(np.int32)
+    config = {"quant_method": method, "bits": 4, "group_size": 32, "sym": False, **stated}
+    source = made_up(tmp_path / "c", tensors, config)
+    (module,) = Gptq().modules(source, Options())
+    weight = Gptq().convert(module, Options()).weight
+    codes = np.array([stream(column, 4, 64) for column in tensors["m.qweight"].view(np.uint32).T])
+    expected = affine_values(codes, tensors["m.scales"].T, zeros.T, np.arange(64) // 32)
+    assert weight.dequantize().tobytes() == expected.tobytes()
+    Gptq().modules(source, Options(zero_point="v1-nowrap" if shift else "v2"))
+    assert not source.warnings
+    Gptq().modules(source, Options(zero_point="v2" if shift else "v1-nowrap"))
+    assert [warning.code for warning in source.warnings] == ["BCQ-E655"]
+
+
+@pytest.mark.parametrize(
+    ("stated", "ones", "offered"),
+    [
+        ({}, False, ["v2", "v1-nowrap"]),
+        ({"autoround_version": "0.4.7"}, True, ["v2", "v1-nowrap", "v1-wrap", "v1-carry"]),
+        ({"backend": "exllamav2", "autoround_version": "0.2"}, False, ["v2", "v1-nowrap"]),
+        ({"backend": "auto_round:gptqmodel"}, False, ["v2", "v1-nowrap"]),
+    ],
+)
+def test_an_old_auto_round_that_does_not_tell_its_packing_is_not_guessed(
+    stated: dict[str, Any], ones: bool, offered: list[str], tmp_path: Path
+) -> None:
+    """Its first writers left the key out and used AutoGPTQ's packing, its readers took it for their own."""
+    tensors = sample(np.random.default_rng(1), 4, 32, 64, 32, False)
+    tensors["m.qzeros"].view(np.uint32)[:] = 0xF3333333 if ones else 0x63333333
+    config = {"quant_method": "intel/auto-round", "bits": 4, "group_size": 32, "sym": False, **stated}
+    source = made_up(tmp_path / "c", tensors, config)
+    with pytest.raises(BcqError) as caught:
+        Gptq().modules(source, Options())
+    assert (caught.value.code, caught.value.exit_code) == ("BCQ-E605", 4)
+    assert f"--zero-point {' or '.join(offered)};" in caught.value.hint
+    for rule in offered:
+        (module,) = Gptq().modules(source, Options(zero_point=rule))
+        assert module.settings["zero_point"] == rule
+    assert not source.warnings
 
 
 def test_whole_rows_of_any_width_share_one_scheme(tmp_path: Path) -> None:
