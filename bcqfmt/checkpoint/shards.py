@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
@@ -37,8 +38,8 @@ class Unit(NamedTuple):
 
     @property
     def header_bytes(self) -> int:
-        """An upper bound of what it adds to the header; a name may need six bytes a character."""
-        wide = [len(name) if name.isascii() else 6 * len(name) for name in self.tensors]
+        """An upper bound of what it adds to the header; a character of a name takes up to twelve bytes there."""
+        wide = [len(json.dumps(name)) - 2 for name in self.tensors]
         return sum(size + _ENTRY for size in wide) + (2 * len(self.name) + _DESCRIBED if self.is_weight else 0)
 
 

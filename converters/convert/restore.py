@@ -26,7 +26,9 @@ def restore(
     """Rebuild the source folder; path -> SHA-256. A file whose digest is not the recorded one stops everything."""
     rebuilder, stop = SourceRebuilder(checkpoint), Stop()
     progress = stop.progress(tick)
-    with folder_in_progress(target, overwrite=overwrite, like="*.safetensors") as work, reused():
+    gguf = any(record["kind"] == "gguf" for record in rebuilder.files().values())
+    like = "*.gguf" if gguf else "*.safetensors"
+    with folder_in_progress(target, overwrite=overwrite, like=like) as work, reused():
         return run_each(
             lambda path: _restore_file(rebuilder, path, work / path, progress), rebuilder.files(), WORKERS, stop
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -89,7 +89,32 @@ def finalize(
         },
         ignorable={"asked": plan.asked} if plan.asked else None,
     )
-    write_file(folder / MANIFEST, manifest_bytes(manifest))
+    write_file(folder / MANIFEST, _fitting(MANIFEST, manifest_bytes(manifest), limits.MAX_JSON_FILE_BYTES))
+
+
+def config_text(source: SourceCheckpoint, features: Iterable[str]) -> bytes:
+    """config.json of the folder: the model's own, without how it was quantized; BCQ-E803 beyond what readers take."""
+    config = {k: v for k, v in source.config.items() if k not in ("quantization_config", "compression_config")}
+    return _pretty(CONFIG, config | config_entries(features), limits.MAX_CONFIG_BYTES, ensure_ascii=False)
+
+
+def _fitting(name: str, data: bytes, most: int, hint: str | None = None) -> bytes:
+    """``data``, or BCQ-E803 where :func:`bcqfmt.container.files.read_json` would refuse it."""
+    items = sum(map(data.count, b",[{"))
+    if len(data) > most or items > limits.MAX_JSON_FILE_ITEMS:
+        found = f"it would have {len(data):,} bytes and {items:,} values"
+        expected = f"at most {most:,} and {limits.MAX_JSON_FILE_ITEMS:,}"
+        raise error("BCQ-E803", name, found=found, expected=expected, hint=hint)
+    return data
+
+
+def _pretty(name: str, value: Any, most: int, **options: Any) -> bytes:
+    """Indented, unless it is too long for that."""
+    data = json.dumps(value, indent=2, **options).encode() + b"\n"
+    if len(data) > most:
+        data = json.dumps(value, separators=(",", ":"), **options).encode() + b"\n"
+    hint = "make the one of the source smaller" if name == CONFIG else None
+    return _fitting(name, data, most, hint)
 
 
 def _records(plan: Plan, space: Workspace) -> list[dict[str, Any]]:
@@ -169,7 +194,9 @@ def _write_provenance(
     }
     if source.left_out:
         value["ignorable"] = {"left_out": source.left_out}
-    _put(folder, RECORD, canonical(value).encode("ascii") + b"\n", files)
+    hint = "start anew without the source: --overwrite --no-provenance"
+    text = canonical(value).encode("ascii") + b"\n"
+    _put(folder, RECORD, _fitting(RECORD, text, limits.MAX_JSON_FILE_BYTES, hint), files)
     raw = {
         f"{path}/{name}": source.stored(name).renamed(f"{path}/{name}")
         for path, entries_of in listed.items()
@@ -189,14 +216,12 @@ def _folder_files(
     found: dict[str, bytes | SideFile] = {
         path: file for path, file in verbatim.items() if path not in left_out and not path.startswith(".")
     }
-    config = {k: v for k, v in source.config.items() if k not in ("quantization_config", "compression_config")}
-    config |= config_entries(features)
-    found[CONFIG] = (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
+    found[CONFIG] = config_text(source, features)
     if len(opened) > 1:
         total = sum(e.end - e.begin for file in opened for e in file.header.tensors.values())
         names = {name: file.source.shown for file in opened for name in file.header.tensors}
         index = {"metadata": {"total_size": total}, "weight_map": names}
-        found[INDEX] = (json.dumps(index, indent=2, sort_keys=True) + "\n").encode()
+        found[INDEX] = _pretty(INDEX, index, limits.MAX_JSON_FILE_BYTES, sort_keys=True)
     return found
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from bcqfmt.checkpoint.folder import MANIFEST, WORK
-from bcqfmt.container.durable import output_path, refuse_existing, reported, take_name, write_file
+from bcqfmt.container.durable import TEMPORARY, output_path, refuse_existing, reported, take_name, write_file
 from bcqfmt.container.files import SourceFile, hash_file
 from bcqfmt.container.strict_json import canonical
 from bcqfmt.errors import BcqError, error
@@ -221,9 +221,10 @@ class Workspace:
         return record if isinstance(record, dict) and record.get("plan") == plan.digest else None
 
     def _sweep(self) -> None:
-        """Remove the temporary files of processes that were killed."""
+        """Remove the temporary files of processes that were killed; sources have files and folders named likewise."""
         for stray in self.folder.rglob(".*.tmp"):
-            stray.unlink()
+            if TEMPORARY.fullmatch(stray.name) and stray.is_file():
+                stray.unlink()
 
     def _clear(self) -> None:
         for path in self.folder.iterdir():

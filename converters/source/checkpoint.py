@@ -27,7 +27,7 @@ from bcqfmt.errors import BcqError, Finding, error, escape
 from bcqfmt.system import real_path
 
 from .gguf import Blocks, Copy, place_tensors, read_files, split_names
-from .gguf_config import check_numbers, config_of
+from .gguf_config import check_values, config_of
 from .gguf_tokenizer import tokenizer_files
 
 INDEX_SUFFIX = ".safetensors.index.json"
@@ -237,7 +237,7 @@ def read_gguf_source(
         raise error("BCQ-V503", folder.name, found=f"{len(missing)} of {len(names)} files missing: {shown}")
     opened = dict(zip(names, read_files(names, open_file, each), strict=True))
     first = opened[names[0]].gguf
-    check_numbers(first, names[0])
+    check_values(first, names[0])
     models = {name: SourceModel(name, file.source, file.header, file.gguf) for name, file in opened.items()}
     home = _homes({name: file.header for name, file in opened.items()}, None)
     tensors, blocks, copies, kept = place_tensors(list(opened.values()))

@@ -76,19 +76,28 @@ def read_files(names: list[str], open_file: Callable[[str], ByteSource], each: C
     sources = [open_file(name) for name in names]
     headers = list(each(read_gguf, sources))
     first = headers[0]
-    count = first.get("split.count", 1)
+    count = 1 if "split.count" not in first.values else _integer(first, "split.count", names[0])
     if count != len(names):
-        found = f"split.count is {escape(str(count))}, the name says {len(names)}"
+        found = f"split.count is {count}, the name says {len(names)}"
         raise error("BCQ-E218", names[0], found=found, expected="the same number", hint=_split_name(first))
-    for i, (name, header) in enumerate(zip(names, headers, strict=True)):
-        if len(names) > 1 and (header.get("split.no"), header.get("split.count")) != (i, count):
-            found = f"file {header.get('split.no')} of {header.get('split.count')}"
-            raise error("BCQ-E218", name, found=escape(found), expected=f"{i} of {count}, from 0")
+    for i, (name, header) in enumerate(zip(names, headers, strict=True)) if len(names) > 1 else ():
+        stated = _integer(header, "split.no", name), _integer(header, "split.count", name)
+        if stated != (i, count):
+            found = f"file {stated[0]} of {stated[1]}"
+            raise error("BCQ-E218", name, found=found, expected=f"{i} of {count}, from 0")
     total = sum(len(header.tensors) for header in headers)
-    if len(names) > 1 and first.get("split.tensors.count") != total:
-        found = f"{total} tensors in all files"
-        raise error("BCQ-E218", names[0], found=found, expected=f"{escape(str(first.get('split.tensors.count')))}")
+    if len(names) > 1 and (announced := _integer(first, "split.tensors.count", names[0])) != total:
+        raise error("BCQ-E218", names[0], found=f"{total} tensors in all files", expected=f"{announced}")
     return [_file(source, header) for source, header in zip(sources, headers, strict=True)]
+
+
+def _integer(header: GgufHeader, key: str, shown: str) -> int | None:
+    """A number of a key; None without the key, BCQ-E214 for anything else."""
+    value = header.get(key)
+    if value is None or isinstance(value, int):
+        return value
+    found = "an array" if isinstance(value, list | np.ndarray) else escape(str(value), 40)
+    raise error("BCQ-E214", shown, key, found, "an integer")
 
 
 def _split_name(header: GgufHeader) -> str | None:

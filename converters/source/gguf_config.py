@@ -43,6 +43,7 @@ NUMBERS: Final = {
     "expert_count": "num_local_experts",
     "expert_used_count": "num_experts_per_tok",
 }
+_SCALING: Final = "rope.scaling.type"
 _COUNTS: Final = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim")
 _MAX_FACTORS = 1 << 12
 _NEEDED: Final = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
@@ -50,10 +51,10 @@ LARGEST: Final = {"gemma2": 46, "gemma3": 62}  # layers of the models of 27 bill
 _IDS: Final = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
 
 
-def check_numbers(header: GgufHeader, shown: str) -> None:
-    """BCQ-E214 for a number of a known architecture that is none, or a count that is not at least 1.
+def check_values(header: GgufHeader, shown: str) -> None:
+    """BCQ-E214 for a number of a known architecture that is none, a count that is not at least 1, a text that is none.
 
-    Arrays, with a number for every layer, pass.
+    Arrays of numbers, one for every layer, pass.
     """
     kind = architecture(header)
     for key, name in NUMBERS.items() if kind in CLASSES else ():
@@ -65,6 +66,10 @@ def check_numbers(header: GgufHeader, shown: str) -> None:
             text = f"'{escape(value, 40)}', a text" if isinstance(value, str) else escape(str(value), 40)
             expected = "an integer, at least 1" if count else "a number"
             raise error("BCQ-E214", shown, f"{kind}.{key}", text, expected)
+    scaling = header.get(f"{kind}.{_SCALING}", "") if kind in CLASSES else ""
+    if not isinstance(scaling, str):
+        text = "an array" if isinstance(scaling, list | np.ndarray) else str(scaling)
+        raise error("BCQ-E214", shown, f"{kind}.{_SCALING}", text, "a text")
 
 
 def config_of(
@@ -158,7 +163,7 @@ def _plain(theta: int | float) -> dict[str, Any]:
 
 
 def _scaling_of_keys(header: GgufHeader, kind: str) -> dict[str, Any]:
-    scaling = header.get(f"{kind}.rope.scaling.type")
+    scaling = header.get(f"{kind}.{_SCALING}")
     factor = number(header.get(f"{kind}.rope.scaling.factor"))
     if scaling not in ("linear", "yarn") or factor is None:
         return {}

@@ -7,10 +7,12 @@ normalizer. So this is a reconstruction, for the splitting rules listed here. Th
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 import numpy as np
 
+from bcqfmt import limits
 from bcqfmt.container.gguf.header import GgufHeader
 
 _UNKNOWN, _CONTROL, _USER = 2, 3, 4  # types of tokens
@@ -42,15 +44,16 @@ NAMES: Final = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", 
 
 
 def tokenizer_files(header: GgufHeader) -> dict[str, bytes]:
-    """Path -> content; empty when the file has no tokenizer, or one that is not known here."""
+    """Path -> content; empty when the file has no tokenizer, or one that is not known here or too large."""
     model, tokens = _word(header, "model"), _strings(header, "tokens")
     if not tokens or len(set(tokens)) != len(tokens):
         return {}
+    made: dict[str, Any] | None = None
     if model == "gpt2" and _word(header, "pre") in SPLITS:
         made = _byte_level(header, tokens)
     elif model == "llama" and len(_numbers(header, "scores")) == len(tokens):
         made = _sentence_piece(header, tokens)
-    else:
+    if made is None:
         return {}
     special = {name: tokens[i] for name, key in NAMES.items() if (i := _id(header, key, tokens)) is not None}
     settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
@@ -73,20 +76,24 @@ def _byte_level(header: GgufHeader, tokens: list[str]) -> dict[str, Any]:
     }
 
 
-def _sentence_piece(header: GgufHeader, tokens: list[str]) -> dict[str, Any]:
-    """SentencePiece's BPE: two pieces merge where a token is both together, the one with the best score first."""
+def _sentence_piece(header: GgufHeader, tokens: list[str]) -> dict[str, Any] | None:
+    """SentencePiece's BPE: two pieces merge where a token is both together, the one with the best score first.
+
+    None where the merges would be no JSON file that anyone reads.
+    """
     scores = _numbers(header, "scores")
-    ids = {token: i for i, token in enumerate(tokens)}
-    merges = []
-    for token, score in zip(tokens, scores, strict=True):
-        cuts = [(token[:i], token[i:]) for i in range(1, len(token))]
-        pairs = [pair for pair in cuts if pair[0] in ids and pair[1] in ids]
-        merges += [(-score, ids[left], ids[right], left, right) for left, right in pairs]
+    merges: list[tuple[float, str, str]] = []
+    size = 0
+    for token, score, cuts in zip(tokens, scores, _cuts(tokens), strict=True):
+        size += len(token) * len(cuts)
+        if size > limits.MAX_JSON_FILE_BYTES:  # runs of one letter, as many as a header holds, would make a terabyte
+            return None
+        merges += [(-score, token[:i], token[i:]) for i in cuts]
     merges.sort(key=lambda merge: merge[0])  # stable: equal scores stay in the order of the tokens
     prefix = [{"type": "Prepend", "prepend": "▁"}] if _flag(header, "add_space_prefix", True) else []
     strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if prefix else []
     unknown = _id(header, "unknown", tokens)
-    model = _bpe(tokens, [[left, right] for *_, left, right in merges], byte_fallback=True, fuse_unk=True)
+    model = _bpe(tokens, [[left, right] for _, left, right in merges], byte_fallback=True, fuse_unk=True)
     return {
         **_around(header, tokens, default_bos=True),
         "normalizer": {
@@ -105,6 +112,34 @@ def _sentence_piece(header: GgufHeader, tokens: list[str]) -> dict[str, Any]:
         },
         "model": {**model, "unk_token": None if unknown is None else tokens[unknown]},
     }
+
+
+def _cuts(tokens: list[str]) -> Iterator[list[int]]:
+    """For every token, all places where it falls into two tokens; in time and memory of the order of all letters."""
+    begins, ends = _longest_beginnings(tokens), _longest_beginnings(token[::-1] for token in tokens)
+    for token in tokens:
+        right = set(_lengths(ends, token[::-1]))
+        yield [i for i in reversed(_lengths(begins, token)) if len(token) - i in right]
+
+
+def _longest_beginnings(tokens: Iterable[str]) -> dict[str, str]:
+    """Token -> the longest other token that it begins with, or an empty text."""
+    found: dict[str, str] = {}
+    around = [""]  # in sorted order, tokens follow what they begin with
+    for token in sorted(tokens):
+        while not token.startswith(around[-1]):
+            around.pop()
+        found[token] = around[-1]
+        around.append(token)
+    return found
+
+
+def _lengths(begins: dict[str, str], token: str) -> list[int]:
+    """Of all other tokens that it begins with, longest first."""
+    found = []
+    while token := begins[token]:
+        found.append(len(token))
+    return found
 
 
 def _around(header: GgufHeader, tokens: list[str], default_bos: bool) -> dict[str, Any]:

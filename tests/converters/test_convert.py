@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import bcqfmt
+from bcqfmt import limits
 from bcqfmt.container.stored_tensor import StoredTensor
 from bcqfmt.converters.convert.conversion import Conversion, ConvertOptions
 from bcqfmt.converters.convert.restore import restore
@@ -21,11 +22,13 @@ from bcqfmt.converters.layouts import reference
 from bcqfmt.converters.layouts.protocol import Module
 from bcqfmt.converters.layouts.reference import reference_rows
 from bcqfmt.converters.source.checkpoint import open_source
+from bcqfmt.converters.source.quant_config import read_settings
 from bcqfmt.errors import BcqError
 from sources.conversions import GPTQ, convert, gptq_folder, gptq_layer, proved, tree
 from sources.peers import PEERS, made_up, words
 
 TINY = PEERS / "gptqmodel-gptq-4b-g32-asym" / "source"
+PLAIN = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": False}
 SHARDED = PEERS / "gptqmodel-gptq-4b-g32-sym-sharded" / "source"
 
 
@@ -118,6 +121,42 @@ def test_a_key_that_stands_twice_is_named(tmp_path: Path) -> None:
     with pytest.raises(BcqError) as caught:
         convert(tmp_path / "source", tmp_path / "bcq")
     assert (caught.value.code, caught.value.finding.found) == ("BCQ-V511", "the key 'vocab_size' stands twice")
+
+
+@pytest.mark.parametrize(
+    ("stated", "both"),
+    [
+        ({"format": "gptq", "checkpoint_format": "gptq_v2"}, "format is gptq and checkpoint_format is gptq_v2"),
+        ({"format": "gptq_v2", "checkpoint_format": "gptq"}, "format is gptq_v2 and checkpoint_format is gptq"),
+        ({"w_bit": 8}, "bits is 4 and w_bit is 8"),
+        ({"q_group_size": 64}, "group_size is 32 and q_group_size is 64"),
+        ({"method": "awq"}, "quant_method is gptq and method is awq"),
+        ({"quant_method": "awq", "format": "gemm", "version": "gemv"}, "format is gemm and version is gemv"),
+    ],
+)
+def test_names_of_one_setting_must_agree(stated: dict[str, Any], both: str, tmp_path: Path) -> None:
+    source = made_up(tmp_path / "source", {}, PLAIN | stated)
+    with pytest.raises(BcqError) as caught:
+        read_settings(source)
+    assert (caught.value.code, caught.value.exit_code) == ("BCQ-E602", 4)
+    assert str(caught.value).startswith("BCQ-E602 config.json: ")
+    assert both in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("stated", "form"),
+    [
+        ({"format": "gptq_v2", "checkpoint_format": "GPTQ_V2", "method": "gptq"}, "gptq_v2"),
+        ({"format": None, "checkpoint_format": "gptq_v2", "w_bit": 4}, "gptq_v2"),
+        ({"format": "gptq", "version": "1.0"}, "gptq"),
+        # as transformers writes it: symmetric by default
+        ({"quant_method": "awq", "format": "gemm", "version": "GEMM", "sym": True, "zero_point": True}, "gemm"),
+        ({"quant_method": "compressed-tensors", "format": "pack-quantized", "version": "0.19.0"}, None),
+        ({"quant_method": "sinq", "method": "asinq"}, None),
+    ],
+)
+def test_other_settings_of_the_same_name(stated: dict[str, Any], form: str | None, tmp_path: Path) -> None:
+    assert read_settings(made_up(tmp_path / "source", {}, PLAIN | stated)).format == form
 
 
 def test_plan_does_not_depend_on_how_it_is_carried_out() -> None:
@@ -379,3 +418,51 @@ def test_what_is_called_like_a_replaced_folder_is_kept(tmp_path: Path) -> None:
     shutil.copytree(tmp_path / "bcq", mine)  # left by a run that was interrupted
     convert(source, tmp_path / "bcq", overwrite=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bcq", "source"]
+
+
+# --------------------------------------------------------------------------------------------------------- limits
+def configured(folder: Path, **more: Any) -> Path:
+    """A source whose config.json has more in it."""
+    source = gptq_folder(folder, layers=2)
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps({**config, **more}))
+    return source
+
+
+def test_a_configuration_too_long_to_be_indented(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = configured(tmp_path / "source", list=[0] * 1000)
+    monkeypatch.setattr(limits, "MAX_CONFIG_BYTES", (source / "config.json").stat().st_size)
+    convert(source, tmp_path / "bcq")
+    assert bcqfmt.validate(tmp_path / "bcq", deep=True).valid
+    assert json.loads((tmp_path / "bcq/config.json").read_bytes())["list"] == [0] * 1000
+
+
+@pytest.mark.parametrize(("limit", "most"), [("MAX_CONFIG_BYTES", 2000), ("MAX_JSON_FILE_ITEMS", 1000)])
+def test_a_configuration_that_no_reader_takes(
+    limit: str, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = configured(tmp_path / "source", list=[0] * 1000)
+    monkeypatch.setattr(limits, limit, most)
+    with pytest.raises(BcqError) as caught:
+        convert(source, tmp_path / "bcq")
+    assert (caught.value.code, caught.value.exit_code, caught.value.finding.file) == ("BCQ-E803", 9, "config.json")
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+@pytest.mark.parametrize("limit", ["MAX_JSON_FILE_BYTES", "MAX_JSON_FILE_ITEMS"])
+@pytest.mark.parametrize(("name", "provenance"), [("bcq_source/source.json", True), ("bcq_manifest.json", False)])
+def test_a_folder_that_no_reader_takes_is_not_finished(
+    name: str, provenance: bool, limit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = gptq_folder(tmp_path / "source", layers=12)  # so that the record of the source is the longest file
+    convert(source, tmp_path / "bcq", provenance=provenance)
+    written = (tmp_path / "bcq" / name).read_bytes()
+    size = len(written) if limit == "MAX_JSON_FILE_BYTES" else sum(map(written.count, b",[{"))
+    monkeypatch.setattr(limits, limit, size)
+    convert(source, tmp_path / "same", provenance=provenance)
+    monkeypatch.setattr(limits, limit, size - 1)
+    with pytest.raises(BcqError) as caught:
+        convert(source, tmp_path / "other", provenance=provenance)
+    assert (caught.value.code, caught.value.exit_code, caught.value.finding.file) == ("BCQ-E803", 9, name)
+    assert not (tmp_path / "other").exists()
+    assert not (tmp_path / "other.partial/bcq_manifest.json").exists()

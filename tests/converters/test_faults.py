@@ -311,8 +311,27 @@ def test_damaged_shards_are_done_again(source: Path, plain: dict[str, str], tmp_
     data[-1] ^= 1
     shard.write_bytes(data)
     (tmp_path / "bcq.partial" / "bcq_source").mkdir()
-    (tmp_path / "bcq.partial" / "bcq_source" / ".x.tmp").write_text("left by a killed run")
+    (tmp_path / "bcq.partial" / "bcq_source" / ".0123456789abcdef.tmp").write_text("left by a killed run")
     resumed(source, tmp_path / "bcq", plain)
+
+
+def test_folders_and_files_of_the_source_that_are_named_like_temporary_ones(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*given: Any) -> None:
+        raise KeyboardInterrupt
+
+    copy, target = tmp_path / "source", tmp_path / "made/bcq"
+    shutil.copytree(source, copy)
+    for name in (".cfg.tmp", ".0123456789abcdef.tmp"):
+        (copy / name).mkdir()
+        (copy / name / ".notes.tmp").write_text("mine")
+    convert(copy, tmp_path / "whole", max_shard_size=SIZE)
+    with monkeypatch.context() as patch:
+        patch.setattr("bcqfmt.converters.jobs.finalize.manifest_bytes", stop)
+        with pytest.raises(KeyboardInterrupt):
+            convert(copy, target, max_shard_size=SIZE)
+    resumed(copy, target, tree(tmp_path / "whole"))
 
 
 def test_a_folder_that_is_not_ours_is_left_alone(source: Path, tmp_path: Path) -> None:
@@ -484,6 +503,7 @@ def test_the_layout_can_be_named_where_the_method_is_wrong(tmp_path: Path) -> No
         convert(source, tmp_path / "bcq")
     assert (caught.value.code, caught.value.hint.split()[-2:]) == ("BCQ-E602", ["--from", "gptq"])
     convert(source, tmp_path / "bcq", layout="gptq")
+    proved(source, tmp_path / "bcq", tmp_path)
     with pytest.raises(BcqError) as caught:
         convert(source, tmp_path / "other", layout="awq")
     assert (caught.value.code, caught.value.hint) == ("BCQ-E604", "leave out --from, or name another layout")
@@ -507,6 +527,19 @@ def test_a_zero_point_rule_can_be_chosen(rule: str, tmp_path: Path) -> None:
     source = bad_source(tmp_path / "source", BAD["48 all bits set, tool unknown"][0])
     convert(source, tmp_path / "bcq", zero_point=rule)
     proved(source, tmp_path / "bcq", tmp_path)
+
+
+def test_a_zero_point_rule_is_kept_where_no_rule_rebuilds_the_zeros(tmp_path: Path) -> None:
+    """36 rows of 4 bits: the last word has bits that no zero point has, so all words are archived as they are."""
+    layer = gptq_layer(np.random.default_rng(6), 32, 128, 32)
+    layer |= {"qweight": np.tile(layer["qweight"], (1, 2))[:, :36], "scales": np.tile(layer["scales"], (1, 2))[:, :36]}
+    tensors = {f"layer.{name}": array for name, array in (layer | {"qzeros": np.full((4, 5), -1, np.int32)}).items()}
+    source = made_up(tmp_path / "source", tensors, GPTQ | {"sym": False}).folder
+    convert(source, tmp_path / "bcq", zero_point="v1-wrap")
+    assert proved(source, tmp_path / "bcq", tmp_path).archived
+    with pytest.raises(BcqError, match="it is there already"):
+        convert(source, tmp_path / "bcq", zero_point="v1-nowrap", resume=True)
+    convert(source, tmp_path / "bcq", zero_point="v1-wrap", resume=True)
 
 
 def test_all_incomplete_modules_are_named(tmp_path: Path) -> None:
@@ -562,6 +595,19 @@ def test_resuming_what_is_complete_changes_nothing(source: Path, plain: dict[str
     assert {path: path.stat().st_mtime_ns for path in target.rglob("*")} == before
     assert tree(target) == plain
     assert [path.name for path in tmp_path.iterdir()] == ["bcq"]
+
+
+@pytest.mark.parametrize("provenance", [True, False])
+def test_resuming_with_another_reading_of_zero_points_is_refused(provenance: bool, tmp_path: Path) -> None:
+    source, target = gptq_folder(tmp_path / "source", layers=2), tmp_path / "bcq"
+    convert(source, target, zero_point="v1-nowrap", provenance=provenance)
+    before = tree(target)
+    for other in ("v1-wrap", "v1-carry", "v2", "auto"):
+        with pytest.raises(BcqError, match="it is there already") as caught:
+            convert(source, target, zero_point=other, provenance=provenance, resume=True)
+        assert caught.value.code == "BCQ-E401"
+    convert(source, target, zero_point="v1-nowrap", provenance=provenance, resume=True)
+    assert tree(target) == before
 
 
 @pytest.mark.parametrize(

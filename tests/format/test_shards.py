@@ -108,6 +108,15 @@ def test_a_header_never_passes_the_limit(tmp_path: Path, monkeypatch: pytest.Mon
     assert max(sizes) <= 4000 + 700  # one unit may be larger on its own; schemes come on top once a shard
 
 
+@pytest.mark.parametrize("name", ["\U0001f600", "\u00e9", '\\"\n\x01'], ids=["pair", "accent", "escaped"])
+def test_what_a_name_takes_in_the_header_is_counted(name: str, tmp_path: Path) -> None:
+    tensors = {f"{100 * name}{i}": np.zeros(1, np.int8) for i in range(10)}
+    units = [Unit.of_dense(bcqfmt.StoredTensor.from_array(n, array)) for n, array in tensors.items()]
+    bcqfmt.save(tmp_path / "a.safetensors", tensors)
+    size = int.from_bytes((tmp_path / "a.safetensors").read_bytes()[:8], "little")
+    assert size <= sum(unit.header_bytes for unit in units) + 200  # of the metadata
+
+
 def test_a_shard_holds_no_more_tensors_than_a_file_may(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shards, "MAX_TENSORS", 10)
     tensor = bcqfmt.StoredTensor.from_array("x", np.zeros(1))

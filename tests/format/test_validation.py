@@ -129,6 +129,22 @@ def test_one_shard_of_several_is_no_model(tmp_path: Path) -> None:
     assert report.errors[0].found == "neither model.safetensors nor model.safetensors.index.json"
 
 
+@pytest.mark.parametrize("finished", [True, False])
+def test_an_index_that_names_no_file(finished: bool, tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, max_shard_size=1500)
+    (folder / "model.safetensors.index.json").write_text('{"metadata": {}, "weight_map": {}}')
+    if not finished:
+        (folder / "bcq_manifest.json").unlink()
+        for shard in folder.glob("*.safetensors"):
+            shard.unlink()
+    finding = bcqfmt.validate(folder).errors[0]
+    assert (finding.code, finding.found) == ("BCQ-V503", "weight_map is empty: it names no model file")
+    assert finished or codes(folder) == ["BCQ-V503"]
+    with pytest.raises(BcqError) as caught:
+        bcqfmt.open(folder)
+    assert caught.value.finding == finding
+
+
 def test_a_key_that_stands_twice_is_named(tmp_path: Path) -> None:
     folder, twice = folder_of(tmp_path, max_shard_size=1500), '{"metadata": {}, "weight\\u001b": 1, "weight\\u001b": 2}'
     for name in ("config.json", "model.safetensors.index.json", "bcq_manifest.json"):

@@ -366,6 +366,24 @@ def test_files_of_different_splits(change: dict[str, Any], tmp_path: Path) -> No
     assert (caught.value.code, caught.value.exit_code) == ("BCQ-E218", 4)
 
 
+@pytest.mark.parametrize("key", ["split.no", "split.count", "split.tensors.count"])
+@pytest.mark.parametrize(
+    ("kind", "value", "shown"),
+    [("u16[]", [1, 2], "an array"), ("str[]", ["x"], "an array"), ("str", "x", "x"), ("f32", 0.5, "0.5")],
+)
+def test_a_number_of_a_split_that_is_none(key: str, kind: str, value: Any, shown: str, tmp_path: Path) -> None:
+    first = split(tmp_path / "in")
+    writer = Writer()
+    for name in ("split.no", "split.count", "split.tensors.count"):
+        writer.pair(name, *((kind, value) if name == key else ("u16", 2 * (name == "split.count"))))
+    first.write_bytes(writer.bytes())
+    with pytest.raises(BcqError) as caught:
+        open_source(first)
+    found = caught.value.finding
+    assert (found.code, found.file, found.tensor) == ("BCQ-E214", first.name, key)
+    assert (found.found, found.expected) == (shown, "an integer")
+
+
 def test_a_file_of_another_split_that_was_renamed(tmp_path: Path) -> None:
     source = written(model({"a.weight": "Q8_0"}), tmp_path / "in", "m-00001-of-00001.gguf")
     open_source(source)

@@ -353,7 +353,9 @@ def test_a_donor_may_be_a_split(converted: Folder, tmp_path: Path) -> None:
     exported(bcq, tmp_path / "whole.gguf", like=DATA / "q5_0.gguf")
     exported(bcq, tmp_path / "out.gguf", like=tmp_path / "donor-00001-of-00002.gguf")
     assert (tmp_path / "out.gguf").read_bytes() == (tmp_path / "whole.gguf").read_bytes()
-    (tmp_path / "donor-00002-of-00002.gguf").unlink()
+    second = tmp_path / "donor-00002-of-00002.gguf"
+    assert refused(bcq, second, like=tmp_path / "donor-00001-of-00002.gguf", overwrite=True).code == "BCQ-E402"
+    second.unlink()
     assert refused(bcq, tmp_path / "no.gguf", like=tmp_path / "donor-00001-of-00002.gguf").code == "BCQ-E101"
 
 
@@ -451,6 +453,21 @@ def test_what_cannot_be_written_asks_for_a_donor(converted: Folder, tmp_path: Pa
     changed("tokenizer.json", [])
     (bcq / "tokenizer.json").unlink()
     assert "does not exist" in refused(bcq, tmp_path / "out.gguf").finding.found
+
+
+@pytest.mark.parametrize("shape", [(1 << 10, 0), (0, 64), (1 << 10, 64), (), (64,)])
+def test_an_embedding_that_no_file_can_have(
+    shape: tuple[int, ...], converted: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows become tokens: without columns they take no place, however many there are."""
+    monkeypatch.setattr("bcqfmt.converters.export.gguf.metadata.MAX_ITEMS", 1000)
+    like, bcq = converted("gptqmodel-gptq-4b-g32-asym"), tmp_path / "bcq"
+    tensors = {"model.embed_tokens.weight": np.zeros(shape, np.float16)}
+    bcqfmt.save(bcq, tensors, config=json.loads((like / "config.json").read_text()))
+    with_tokenizer(bcq)
+    fault = refused(bcq, tmp_path / "out.gguf")
+    assert (fault.code, fault.exit_code) == ("BCQ-E641", 5)
+    assert fault.finding.found == f"'model.embed_tokens.weight' of shape {list(shape)}"
 
 
 @pytest.mark.parametrize("name", ["q4_0.gguf", "qwen2_q8_0_bias.gguf"])

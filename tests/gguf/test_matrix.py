@@ -11,4 +11,4 @@ def test_every_cell_of_the_page_is_what_the_exporters_say() -> None:
         "run: python tests/support/pages/export_matrix.py"
     )
     assert len(made.splitlines()) > 38
-    assert "To HQQ: impossible from every row (BCQ-E302" in made
+    assert "To HQQ: impossible from every row: `--to hqq` is a usage error (exit code 2)" in made

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 import transformers
 
 import bcqfmt
+from bcqfmt import limits
 from bcqfmt.converters.source.checkpoint import open_source
 from bcqfmt.errors import BcqError
 from sources.conversions import convert
@@ -118,6 +121,17 @@ def test_any_other_number_may_be_zero_but_no_text(tmp_path: Path) -> None:
     assert caught.value.code == "BCQ-E214"
 
 
+@pytest.mark.parametrize(
+    ("kind", "value", "shown"), [("i32[]", [1, 2], "an array"), ("str[]", ["yarn", "x"], "an array"), ("u32", 1, "1")]
+)
+def test_a_kind_of_scaling_that_is_no_text_is_refused(kind: str, value: Any, shown: str, tmp_path: Path) -> None:
+    with pytest.raises(BcqError) as caught:
+        config(model(**{"rope.scaling.factor": 2.0}).pair("llama.rope.scaling.type", kind, value), tmp_path)
+    found = caught.value.finding
+    assert (found.code, found.tensor) == ("BCQ-E214", "llama.rope.scaling.type")
+    assert (found.found, found.expected) == (shown, "a text")
+
+
 def test_a_tokenizer_beside_the_file_is_kept(tmp_path: Path) -> None:
     folder = tmp_path / "in"
     folder.mkdir()
@@ -141,3 +155,39 @@ def test_odd_tokenizers_are_left_out_or_read_as_far_as_they_go(damage: str, tmp_
     (tmp_path / "model.gguf").write_bytes(writer.bytes())
     made = open_source(tmp_path / "model.gguf").made_files()
     assert set(made) == ({"tokenizer.json", "tokenizer_config.json"} if damage == "ids out of range" else set())
+
+
+def merges(tokens: list[str], scores: list[float], folder: Path) -> list[list[str]] | None:
+    """Of the tokenizer that is made of them; None if none is."""
+    writer = model().pair("tokenizer.ggml.model", "str", "llama").pair("tokenizer.ggml.tokens", "str[]", tokens)
+    (folder / "model.gguf").write_bytes(writer.pair("tokenizer.ggml.scores", "f32[]", scores).bytes())
+    made = open_source(folder / "model.gguf").made_files()
+    found: list[list[str]] | None = json.loads(made["tokenizer.json"])["model"]["merges"] if made else None
+    return found
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_merges_are_all_pairs_of_tokens_that_make_one(seed: int, tmp_path: Path) -> None:
+    draw = random.Random(seed)
+    letters = "ab\u2581\U0001f600"[: 1 + seed % 4]
+    tokens = list({"".join(draw.choices(letters, k=draw.randint(0, 9))) for _ in range(60)})
+    scores = [float(draw.randint(-3, 0)) for _ in tokens]
+    every = [(score, t[:i], t[i:]) for t, score in zip(tokens, scores, strict=True) for i in range(1, len(t))]
+    pairs = [(score, left, right) for score, left, right in every if left in tokens and right in tokens]
+    expected = [[left, right] for _, left, right in sorted(pairs, key=lambda pair: -pair[0])]
+    assert merges(tokens, scores, tmp_path) == expected
+
+
+def test_long_tokens_take_memory_as_the_file_does(tmp_path: Path) -> None:
+    tokens = ["ab" * 10_000, "ab" * 20_000, "a", "b"]
+    tracemalloc.start()
+    assert merges(tokens, [0.0] * 4, tmp_path) == [["ab" * 10_000, "ab" * 10_000]]
+    assert tracemalloc.get_traced_memory()[1] < 5_000_000
+    tracemalloc.stop()
+
+
+def test_merges_that_would_fill_a_disk_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = ["a" * length for length in range(1, 50)]
+    assert merges(tokens, [0.0] * 49, tmp_path)
+    monkeypatch.setattr(limits, "MAX_JSON_FILE_BYTES", 20_000)
+    assert merges(tokens, [0.0] * 49, tmp_path) is None

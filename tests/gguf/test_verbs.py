@@ -36,6 +36,17 @@ def test_convert_verify_and_restore(tmp_path: Path) -> None:
     assert (back / "model.gguf").read_bytes() == source.read_bytes()
 
 
+def test_restore_replaces_what_it_restored(tmp_path: Path) -> None:
+    back = tmp_path / "back"
+    assert run("convert", DATA / "q4_0.gguf", tmp_path / "out").exit_code == 0
+    assert run("restore", tmp_path / "out", back).exit_code == 0
+    (back / "q4_0.gguf").write_bytes(b"changed")
+    assert "BCQ-E401" in run("restore", tmp_path / "out", back).stderr
+    done = run("restore", tmp_path / "out", back, "--overwrite")
+    assert done.exit_code == 0, done.stderr
+    assert (back / "q4_0.gguf").read_bytes() == (DATA / "q4_0.gguf").read_bytes()
+
+
 def test_a_changed_source_is_noticed(tmp_path: Path) -> None:
     source = tmp_path / "model.gguf"
     shutil.copy(DATA / "q4_0.gguf", source)

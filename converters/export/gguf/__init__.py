@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from bcqfmt.checkpoint.reader import Checkpoint
-from bcqfmt.container.durable import OutputFile, make_folders, output_path
+from bcqfmt.container.durable import OutputFile, make_folders, output_path, refuse_existing_file, refuse_overlap
 from bcqfmt.container.files import SourceFile
 from bcqfmt.container.gguf.header import MAGIC
 from bcqfmt.container.gguf.writer import header_bytes, padding, pair
 from bcqfmt.converters.export.checks import check_folder, check_intact, check_target
 from bcqfmt.converters.jobs.pool import WORKERS
+from bcqfmt.converters.source.gguf import split_names
 from bcqfmt.errors import error, escape
 from bcqfmt.weight.weight import BcqWeight
 
@@ -86,7 +87,7 @@ def export_gguf(
     """
     check_folder(checkpoint)
     meta = metadata_of(checkpoint, like)  # first: nobody should correct a name only to hear that there can be no file
-    target = _checked(checkpoint, target, overwrite)
+    target = _checked(checkpoint, target, like, overwrite)
     notes = list(meta.notes)
     tensors = tensors_of(checkpoint, meta, notes)
     if not allow_rounding:
@@ -128,7 +129,7 @@ def _in_order(pool: ThreadPoolExecutor, work: Callable[[Any], Any], items: Itera
             job.cancel()
 
 
-def _checked(checkpoint: Checkpoint, target: Path, overwrite: bool) -> Path:
+def _checked(checkpoint: Checkpoint, target: Path, like: Path | None, overwrite: bool) -> Path:
     """The path to write to; errors of the caller."""
     target = output_path(target)
     if target.suffix != ".gguf":
@@ -136,12 +137,13 @@ def _checked(checkpoint: Checkpoint, target: Path, overwrite: bool) -> Path:
         expected = "the name of a file"
         raise error("BCQ-E302", str(target), found=found, expected=expected, hint=f"call it {target.name}.gguf")
     check_target(checkpoint, target)
-    if os.path.lexists(target):
-        if not overwrite:
-            raise error("BCQ-E401", str(target), found="it is there already", expected="a new file")
-        if not _is_gguf(target):
-            hint = "choose another name, or remove it yourself if it is not needed"
-            raise error("BCQ-E401", str(target), found="no GGUF file", expected="one to replace, or nothing", hint=hint)
+    if like is not None:
+        for name in split_names(like.name):
+            refuse_overlap(target, like.parent / name, "the donor")
+    refuse_existing_file(target, overwrite=overwrite)
+    if os.path.lexists(target) and not _is_gguf(target):
+        hint = "choose another name, or remove it yourself if it is not needed"
+        raise error("BCQ-E401", str(target), found="no GGUF file", expected="one to replace, or nothing", hint=hint)
     return target
 
 

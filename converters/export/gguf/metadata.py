@@ -17,7 +17,7 @@ from bcqfmt.checkpoint.folder import CONFIG, SOURCE, read_config
 from bcqfmt.checkpoint.provenance import source_record
 from bcqfmt.checkpoint.reader import Checkpoint
 from bcqfmt.container.files import ByteSource, SourceFile, inside, read_small
-from bcqfmt.container.gguf.header import GgufHeader, TensorInfo, read_gguf
+from bcqfmt.container.gguf.header import MAX_ITEMS, GgufHeader, TensorInfo, read_gguf
 from bcqfmt.container.gguf.writer import copied_pair, header_bytes
 from bcqfmt.container.stored_tensor import StoredTensor
 from bcqfmt.container.strict_json import JsonFault, parse
@@ -129,7 +129,10 @@ def _rows(checkpoint: Checkpoint) -> int:
     name = "model.embed_tokens.weight"
     if name not in checkpoint:
         raise Unwritable(f"no tensor {name}", "the embedding of the model")
-    return int(checkpoint[name].shape[0])
+    shape = checkpoint[name].shape
+    if len(shape) != 2 or 0 in shape or shape[0] > MAX_ITEMS:  # else a file of a few bytes could name any number
+        raise Unwritable(f"'{name}' of shape {list(shape)}", f"a matrix with at most {MAX_ITEMS} rows")
+    return int(shape[0])
 
 
 def _object(folder: Path, name: str, *, needed: bool = False) -> dict[str, Any]:

@@ -115,7 +115,7 @@ class _Reference:
         for _ in range(self.remote.given["max_retries"] + 1):
             ray.attempts[task.file] += 1
             if ray.attempts[task.file] <= ray.lose.get(task.file, 0):
-                half = Path(f"{task.target}.partial") / f".{task.file}.0123456789ab.tmp"
+                half = Path(f"{task.target}.partial") / ".0123456789abcdef.tmp"
                 half.write_bytes(b"half of it")
                 self.outcome = ray.death()
                 continue
