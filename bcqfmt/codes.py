@@ -136,7 +136,7 @@ _TABLE = [
     Code("BCQ-E303", "slice cannot be expressed as a BCQ weight", 5, "dequantize(rows=, columns=) takes any range"),
     Code("BCQ-E304", "segment cannot be read at fewer planes", 5, "read all planes"),
     Code("BCQ-E305", "weight cannot take this form", 5, ""),
-    Code("BCQ-E306", "optional package missing", 2, ""),
+    Code("BCQ-E306", "package missing or not usable", 2, ""),
     Code("BCQ-E307", "not possible on this machine", 5, "use Linux, macOS, or Linux under Windows (WSL)"),
     # outputs
     Code("BCQ-E401", "output exists", 7, "choose another name, or add --overwrite (Python: overwrite=True)"),

@@ -67,7 +67,8 @@ def expected(path: str | Path, *wanted: str, file: bool = False) -> Iterator[Non
     try:
         yield
     except BcqError as fault:
-        if fault.code.startswith(_WRONG_KIND) and fault.code not in _EXACT:
+        a_file = fault.code == "BCQ-E302" and not Path(path).is_dir()
+        if a_file or (fault.code.startswith(_WRONG_KIND) and fault.code not in _EXACT):
             expect(path, *wanted, file=file)
         raise
 
@@ -108,8 +109,8 @@ def _advice(found: Found, path: str | Path, wanted: tuple[str, ...]) -> str | No
     """The command that fits what was found; None for the hint of the code."""
     words = command_words()
     if "stats" in wanted:
-        text = str(path) if found.kind == "text" else "FILE"
-        return f"make them: {command_line('bcqfmt', 'calibrate', 'MODEL', '--text', text)}"
+        model = str(_given("src") or _given("model") or "MODEL")
+        return f"make them: {command_line('bcqfmt', 'calibrate', model, '--text', 'FILE')}"
     home = None if found.home is None or found.kind in ("lfs", "page") else _look(found.home)
     if home is not None and home.kind in wanted:
         named = [str(found.home) if word == str(path) else word for word in words]
@@ -131,9 +132,14 @@ def _advice(found: Found, path: str | Path, wanted: tuple[str, ...]) -> str | No
     if found.kind == "dense":
         made = command_line("bcqfmt", "quantize", path, _target(words, path), "--method", "rtn", "--bits", "4")
         return f"quantize it: {made}"
+    if found.kind == "bcq file":
+        return f"look at it: {command_line('bcqfmt', 'inspect', path)}"
     if found.kind == "bcq":
         if words[:1] == ("verify",):
-            return "the source comes first: bcqfmt verify SRC BCQ"
+            other = str(_given("bcq") or "")
+            swapped = _look(other).kind in ("quantized", "gguf")
+            names = (other, str(path)) if swapped else ("SRC", "BCQ")
+            return f"the source comes first: {command_line('bcqfmt', 'verify', *names)}"
         if "dense" in wanted:
             made = command_line("bcqfmt", "export", path, f"{str(path).rstrip('/')}-dense", "--to", "dense")
             return f"write its values as a dense model first: {made}"
@@ -145,12 +151,17 @@ def _advice(found: Found, path: str | Path, wanted: tuple[str, ...]) -> str | No
     return None
 
 
+def _given(name: str) -> object:
+    """An argument or option of the command line that is being run, or None."""
+    context = click.get_current_context(silent=True)
+    return None if context is None else context.params.get(name)
+
+
 def _target(words: tuple[str, ...], path: str | Path) -> str:
     """Where the result would go: as on the command line, or next to the source."""
-    context = click.get_current_context(silent=True)
-    given = {} if context is None else context.params
-    if words[:1] in (("convert",), ("quantize",)) and "dst" in given and str(given.get("src")) == str(path):
-        return str(given["dst"])
+    target = _given("dst")
+    if words[:1] in (("convert",), ("quantize",)) and target is not None and str(_given("src")) == str(path):
+        return str(target)
     return another_folder(path)
 
 

@@ -152,6 +152,11 @@ class _Outcome:
             if missing in ("torch", "transformers"):  # every verb that runs models needs both
                 hint = pip_install("transformers")
                 return self.fault(error("BCQ-E306", found=f"{missing} is not installed", hint=hint), 2)
+            broken = _broken_package(fault)
+            if broken:
+                hint = "`bcqfmt doctor` shows what is installed, and what fixes it"
+                found = f"{broken} cannot be imported: {escape(str(fault))}"
+                return self.fault(error("BCQ-E306", found=found, hint=hint), 2)
             return self.fault(error("BCQ-E999", found=f"{type(fault).__name__}: {escape(str(fault))}"), 1)
         return code if isinstance(code, int) else 0
 
@@ -199,6 +204,17 @@ class _Outcome:
             render.flush()
         except OSError:  # stdout itself is what failed; stderr has the message
             render.discard()
+
+
+def _broken_package(fault: Exception) -> str:
+    """The package whose import raised ``fault``, where it was no import of our own modules; else an empty text."""
+    if not isinstance(fault, ImportError):
+        return ""
+    frames = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(fault.__traceback__)]
+    names = [name.partition(".")[0] for name in [*frames, fault.name or ""]]
+    names = [name for name in names if name != "importlib"]
+    ours = max((i for i, name in enumerate(names) if name == "bcqfmt"), default=-1)
+    return next(iter(names[ours + 1 :]), "")
 
 
 def _nowhere() -> bool:
@@ -251,8 +267,9 @@ def _show_version(ctx: click.Context, *, as_json: bool) -> NoReturn:
 def cli(ctx: click.Context, as_json: bool) -> None:
     """Quantized language-model weights as bit planes, in safetensors files (format BCQ 1.0).
 
-    Results go to stdout, messages to stderr. Exit codes: 0 ok, 1 bug, 2 usage, 3 input missing, 4 malformed, 5 valid
-    but not supported, 6 a difference or a wrong digest, 7 output problem, 8 network or hub, 9 refused for its size.
+    Results go to stdout, messages to stderr. Exit codes: 0 ok, 1 bug (of doctor: the core does not work), 2 usage,
+    3 input missing, 4 malformed, 5 valid but not supported, 6 a difference or a wrong digest, 7 output problem,
+    8 network or hub, 9 refused for its size.
 
     \b
     Example:

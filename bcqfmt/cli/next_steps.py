@@ -81,6 +81,13 @@ def _served(method: str, how: Mapping[str, Any]) -> bool:
     return method == "auto-round" and how.get("packing_format") in ("auto_round:auto_gptq", "auto_round:auto_awq")
 
 
+def prove_it(src: str, dst: Path, *where: str, provenance: bool) -> str:
+    """The command that proves a conversion; without ``provenance`` nothing rebuilds the source, digests are left."""
+    if not provenance:
+        return command_line("bcqfmt", "validate", "--deep", dst)
+    return command_line("bcqfmt", "verify", src, dst, *where)
+
+
 def step_lines(steps: Mapping[str, str]) -> list[str]:
     """The steps as lines of text."""
     return [f"{name}: {escape(text, 4096)}" for name, text in steps.items()]

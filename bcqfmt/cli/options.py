@@ -105,7 +105,23 @@ class Items(ParamType[tuple[str, ...]]):
         return found
 
 
-SIZE, PART = _Size(), _Part()
+class _Regex(ParamType[str]):
+    """A regular expression, as text."""
+
+    name = "regex"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Unchanged, if Python takes it."""
+        if not value:
+            self.fail("it is empty; expected a regular expression.", param, ctx)
+        try:
+            re.compile(value)
+        except (re.error, RecursionError, OverflowError) as fault:
+            self.fail(f"'{value}' is no regular expression: {fault}.", param, ctx)
+        return value
+
+
+SIZE, PART, REGEX = _Size(), _Part(), _Regex()
 
 
 def model_options(command: _F) -> _F:

@@ -4,43 +4,40 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bcqfmt.container.durable import OutputFile, reported, write_file
+from bcqfmt.container.durable import OutputFile, refuse_existing_file, refuse_overlap, reported, write_file
 from bcqfmt.errors import OutputError, error, escape
-from bcqfmt.system import absolute_path, real_path
+from bcqfmt.system import absolute_path
 
 from . import render
 from .command import command_line, usage_error
+from .sources import Inputs, keep_inputs
 
 if TYPE_CHECKING:
     from bcqfmt.converters.report import Report, WeightRow
 
 
-def check_report_path(path: Path, bcq: Path, overwrite: bool, source: str = "") -> None:
-    """Before any work: a page that can be written, and not into a model's folder."""
+def check_report_path(path: Path, bcq: Path, overwrite: bool, inputs: Inputs) -> None:
+    """Before any work: a page that can be written, and not into a model's folder or in place of an input."""
     if path.suffix.lower() not in (".html", ".htm"):
         raise usage_error(f"'{path}' should end in .html.")
     place = absolute_path(bcq)
     for file in (path, path.with_suffix(".json")):
-        check_output(file, overwrite, place, place.with_name(f"{place.name}.partial"), *filter(None, [source]))
+        for home in (place, place.with_name(f"{place.name}.partial")):
+            refuse_overlap(file, home, "a model's folder", "choose a place outside of it")
+        check_output(file, overwrite, inputs)
 
 
-def check_output(path: Path, overwrite: bool, *models: str | Path) -> None:
-    """BCQ-E401 and BCQ-E402 for a file that cannot be written, or that would lie in the folder of one of ``models``."""
+def check_output(path: Path, overwrite: bool, inputs: Inputs) -> None:
+    """BCQ-E401 and BCQ-E402 for a file that cannot be written, or that would touch what the verb reads."""
+    keep_inputs(path, inputs)
     place = path.absolute()
     if not place.parent.is_dir():
         hint = f"make it ({command_line('mkdir', '-p', path.parent)}), or choose another place"
         raise error("BCQ-E402", str(path), found="no such folder", expected="a folder that is there", hint=hint)
-    for model in models:
-        home = real_path(model)
-        if home.is_dir() and home in real_path(place).parents:
-            found, hint = "it lies inside a model's folder", "choose a place outside of it"
-            raise error("BCQ-E402", str(path), found=found, expected="a place elsewhere", hint=hint)
-    if os.path.lexists(place) and (not overwrite or not place.is_file()):
-        raise error("BCQ-E401", str(path), found="it is there already", expected="a new file, or --overwrite")
+    refuse_existing_file(path, overwrite=overwrite)
     with reported(path), contextlib.suppress(FileNotFoundError):
         place.lstat()  # refuses a name that is too long
     OutputFile(path).discard()  # the folder takes a file

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from bcqfmt.converters.hub.repo import HubRepo
     from bcqfmt.converters.quantize.stats import StatsFile
     from bcqfmt.converters.source.checkpoint import SourceCheckpoint
+
+# what a verb reads, by the option or argument that names it; a string may be a name on the hub as well
+Inputs = Mapping[str, str | Path | None]
 
 
 class Source(NamedTuple):
@@ -136,9 +140,21 @@ def check_target(source: str, target: Path, *, overwrite: bool, hint: str | None
 
 def keep_apart(target: Path, *sources: Path) -> None:
     """BCQ-E402 when writing ``target`` would touch one of ``sources``: the same place, or one inside the other."""
-    named = output_path(target)
-    for place, source in itertools.product((target, named.with_name(f"{named.name}.partial")), sources):
+    for place, source in itertools.product(_written(target), sources):
         refuse_overlap(place, source, "the source", f"choose another place, {another_folder(source)} for example")
+
+
+def keep_inputs(target: Path, inputs: Inputs) -> None:
+    """The same for what else a verb reads."""
+    for place, (name, given) in itertools.product(_written(target), inputs.items()):
+        if given is not None and os.path.lexists(given):
+            refuse_overlap(place, Path(given), f"what {name} names")
+
+
+def _written(target: Path) -> tuple[Path, Path]:
+    """An output, and its work folder."""
+    named = output_path(target)
+    return target, named.with_name(f"{named.name}.partial")
 
 
 def read_text(file: Path) -> str:

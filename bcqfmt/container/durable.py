@@ -17,7 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from bcqfmt.errors import BcqError, error
+from bcqfmt.errors import BcqError, error, escape
 from bcqfmt.system import BINARY, absolute_path, real_path, reserve, sync_data, sync_file, sync_folder
 
 if TYPE_CHECKING:
@@ -148,6 +148,9 @@ def folder_in_progress(target: Path, *, overwrite: bool, like: str) -> Iterator[
     ``like``: what a folder must hold to be replaced, see :func:`refuse_other_things`.
     """
     target = output_path(target)
+    above = next(parent for parent in target.parents if os.path.lexists(parent))
+    if not above.is_dir():
+        raise error("BCQ-E402", str(target), found=f"{escape(str(above))} is no folder", hint="choose another place")
     refuse_existing(target, overwrite=overwrite, like=like)
     work = target.with_name(f".{target.name}.{secrets.token_hex(6)}.partial")
     try:
@@ -186,12 +189,25 @@ def output_path(path: str | Path) -> Path:
 def refuse_overlap(target: Path, folder: Path, what: str, hint: str = "choose another place") -> None:
     """BCQ-E402 when writing ``target`` would touch ``folder``: the same one, or one inside the other.
 
-    ``what``: the folder in words.
+    ``folder`` may be a file; ``what``: it in words.
     """
     there, here = real_path(target), real_path(folder)
-    if here == there or here in there.parents or there in here.parents:
-        where = "is" if here == there else "lies inside" if here in there.parents else "holds"
-        raise error("BCQ-E402", str(target), found=f"it {where} {what}", expected="a place elsewhere", hint=hint)
+    if _same(there, here):
+        where = "is"
+    elif any(_same(parent, here) for parent in there.parents):
+        where = "lies inside"
+    elif any(_same(parent, there) for parent in here.parents):
+        where = "holds"
+    else:
+        return
+    raise error("BCQ-E402", str(target), found=f"it {where} {what}", expected="a place elsewhere", hint=hint)
+
+
+def _same(one: Path, other: Path) -> bool:
+    """Whether both are one file or folder, also where a file system takes two spellings for one name."""
+    with contextlib.suppress(OSError):
+        return one == other or one.samefile(other)
+    return False
 
 
 def check_name(path: Path) -> None:
@@ -209,6 +225,15 @@ def refuse_existing(target: Path, *, overwrite: bool, like: str, hint: str | Non
     if os.path.lexists(target) and not overwrite and not _empty_folder(target):
         found, expected = "it is there already", "a new or an empty folder"
         raise error("BCQ-E401", str(target), found=found, expected=expected, hint=hint)
+
+
+def refuse_existing_file(target: Path, *, overwrite: bool) -> None:
+    """BCQ-E401 for an output file that is there already, unless it may be replaced; a folder never may."""
+    if os.path.lexists(target) and not target.is_file():
+        found = "it is a folder" if target.is_dir() else "it is there already and no file"
+        raise error("BCQ-E401", str(target), found=found, expected="a new file", hint="choose another name")
+    if os.path.lexists(target) and not overwrite:
+        raise error("BCQ-E401", str(target), found="it is there already", expected="a new file")
 
 
 def refuse_other_things(target: Path, like: str) -> None:

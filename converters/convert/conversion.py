@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from bcqfmt.checkpoint.writer import DEFAULT_SHARD_BYTES, write_shard
-from bcqfmt.converters.jobs.finalize import finalize
+from bcqfmt.converters.jobs.finalize import config_text, finalize
 from bcqfmt.converters.jobs.plan import Plan, Shard, make_plan
 from bcqfmt.converters.jobs.pool import ShardDone, Stop, Tick, run_all
 from bcqfmt.converters.jobs.source_files import check_unchanged, hash_source, source_state
@@ -91,6 +91,7 @@ class Conversion:
         meaning = {**self.options.meaning(), **known}
         carried_out = not self.options.dry_run
         self.plan = make_plan(self.source, modules, meaning, self.options.max_shard_size, carried_out=carried_out)
+        config_text(self.source, ())  # refused before the work
         add_warnings(self.source, modules, data=carried_out)
         self.warnings = self.source.warnings
         if self.plan.coverage * 100 < self.options.min_coverage:

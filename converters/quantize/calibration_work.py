@@ -32,7 +32,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bcqfmt.checkpoint.writer import write_tensors
-from bcqfmt.container.durable import OutputFile, output_path, reported, write_file
+from bcqfmt.container.durable import OutputFile, output_path, refuse_existing_file, reported, write_file
 from bcqfmt.container.files import SourceFile
 from bcqfmt.container.header import require_header
 from bcqfmt.container.stored_tensor import StoredTensor
@@ -93,9 +93,8 @@ def read_text(path: Path) -> CalibrationText:
 
 def check_target(target: Path, *, overwrite: bool) -> None:
     """BCQ-E401 for a file that is there already."""
-    place = output_path(target)
-    if os.path.lexists(place) and not (overwrite and place.is_file()):
-        raise error("BCQ-E401", str(target), found="it is there already", expected="a new file, or --overwrite")
+    output_path(target)
+    refuse_existing_file(target, overwrite=overwrite)
 
 
 def choose_rows(

@@ -20,7 +20,7 @@ from bcqfmt.checkpoint.folder import WORK
 from bcqfmt.checkpoint.shards import Unit
 from bcqfmt.checkpoint.writer import DEFAULT_SHARD_BYTES, write_shard
 from bcqfmt.container.files import SourceFile, hash_file
-from bcqfmt.converters.jobs.finalize import finalize
+from bcqfmt.converters.jobs.finalize import config_text, finalize
 from bcqfmt.converters.jobs.plan import Plan, Shard, make_plan
 from bcqfmt.converters.jobs.pool import Gate, ShardDone, Stop, Tick, run_all
 from bcqfmt.converters.jobs.source_files import check_unchanged, source_state
@@ -90,6 +90,7 @@ class Quantization:
     def __init__(self, source: SourceCheckpoint, options: QuantizeOptions) -> None:
         self.source, self.options = source, options
         refuse_quantized(source)
+        config_text(source, ())  # refused before the work
         self.choice: Choice = choose(
             judge(source), options.method, options.settings, options.rules, options.include, options.exclude
         )

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Sign a BCQ folder with a key of your own, and verify it: sh sign_folder.sh FOLDER KEYS
 #
-# FOLDER.sig is written next to the folder, never into it: a BCQ folder holds exactly the files of its manifest.
+# FOLDER.sig is written next to the folder, never into it: a signature cannot be one of the files that it covers.
 # KEYS/private.pem and KEYS/public.pem are made when they are not there. Needs openssl, bcqfmt, and
 # pip install model-signing pyopenssl
 set -eu

@@ -263,7 +263,7 @@ def test_verify(run: Run, bcq: Path) -> None:
 def test_verify_the_wrong_way_round(run: Run, bcq: Path) -> None:
     result = run("verify", bcq, SOURCE)
     assert (result.exit_code, "BCQ-E612" in result.stderr) == (2, True)
-    assert "hint: the source comes first: bcqfmt verify SRC BCQ" in result.stderr
+    assert f"hint: the source comes first: bcqfmt verify {SOURCE} {bcq}\n" in result.stderr
 
 
 def test_verify_finds_another_source(run: Run, bcq: Path) -> None:
@@ -335,7 +335,9 @@ def test_parts_and_finalize(run: Run, tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bcq", "plain"]
     again = run("finalize", tmp_path / "bcq", SHARDED)
     assert (again.exit_code, "closed already" in again.stderr) == (7, True)
-    assert "hint: prove it: bcqfmt verify" in again.stderr
+    assert f"hint: prove it: bcqfmt verify {SHARDED} {tmp_path / 'bcq'}\n" in again.stderr
+    swapped = run("finalize", SHARDED, tmp_path / "bcq")
+    assert f"hint: DST comes first: bcqfmt finalize {tmp_path / 'bcq'} {SHARDED}\n" in swapped.stderr
 
 
 def test_parts_are_never_told_to_overwrite(run: Run, bcq: Path, tmp_path: Path) -> None:

@@ -1,7 +1,10 @@
 """`bcqfmt doctor` and `bcqfmt demo`."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 import tempfile
 import tomllib
 from pathlib import Path
@@ -13,6 +16,7 @@ from bcqfmt.cli.machine import doctor
 from bcqfmt.kernels.runtime import device
 from faults.os_faults import FAULTS, OsFaults
 from programs.verbs import ROOT, Run
+from sources.peers import WITH_TOKENIZER
 
 
 def test_doctor(run: Run) -> None:
@@ -48,6 +52,26 @@ def test_doctor_says_what_is_missing(run: Run, monkeypatch: pytest.MonkeyPatch) 
     assert "the core does NOT work" in result.stdout
     monkeypatch.setattr(doctor, "_version", lambda name: "0.1.dev3+x")
     assert "older than" in run("doctor").stdout
+
+
+def test_a_package_that_cannot_be_imported(run: Run, tmp_path: Path) -> None:
+    """As numba raises for a numpy that it does not know: `doctor` tries it, and other verbs send there."""
+    (tmp_path / "numba.py").write_text("raise ImportError('Numba needs NumPy 2.0 or less')")
+
+    def alone(*words: str | Path) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "bcqfmt", *map(str, words)]
+        env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+        return subprocess.run(command, check=False, capture_output=True, text=True, env=env)
+
+    doctored = alone("doctor")
+    assert doctored.returncode == 1
+    assert "cannot be imported: ImportError: Numba needs NumPy 2.0 or less" in doctored.stdout
+    assert "fix: pip install --force-reinstall 'numba>=" in doctored.stdout
+    assert "the core does NOT work here" in doctored.stdout
+    converted = alone("convert", WITH_TOKENIZER, tmp_path / "bcq")
+    assert converted.returncode == 2
+    assert "BCQ-E306: package missing or not usable: numba cannot be imported: Numba needs NumPy" in converted.stderr
+    assert "hint: `bcqfmt doctor` shows" in converted.stderr
 
 
 def test_doctor_survives_a_broken_temporary_folder(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """`bcqfmt export`: what it says, and how it ends."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -124,6 +125,25 @@ def test_gguf_tells_the_types(run: Run, from_gguf: Path, tmp_path: Path) -> None
     value = json.loads(run("export", from_gguf, out, "--to", "gguf", "--overwrite", "--json").stdout)
     assert (value["exact"], value["bytes"], len(value["tensors"])) == (True, out.stat().st_size, 9)
     assert {entry["type"] for entry in value["tensors"]} == {"Q4_K", "Q6_K"}
+
+
+def test_gguf_never_replaces_the_donor_or_a_folder(run: Run, from_gguf: Path, tmp_path: Path) -> None:
+    donor = tmp_path / "donor.gguf"
+    shutil.copy(DATA / "q4_k_m.gguf", donor)
+    (tmp_path / "link.gguf").symlink_to(donor)
+    (tmp_path / "folder.gguf").mkdir()
+    for more in ((), ("--overwrite",)):
+        for like in (donor, tmp_path / "link.gguf"):
+            result = run("export", from_gguf, donor, "--to", "gguf", "--like", like, *more)
+            assert (result.exit_code, "BCQ-E402" in result.stderr, "it is the donor" in result.stderr) == (
+                7,
+                True,
+                True,
+            )
+        result = run("export", from_gguf, tmp_path / "folder.gguf", "--to", "gguf", *more)
+        assert (result.exit_code, "BCQ-E401" in result.stderr) == (7, True)
+        assert "it is a folder; expected a new file\nhint: choose another name\n" in result.stderr
+    assert donor.read_bytes() == (DATA / "q4_k_m.gguf").read_bytes()
 
 
 def test_gguf_rounds_only_when_told_and_says_so(run: Run, tmp_path: Path) -> None:

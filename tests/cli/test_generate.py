@@ -81,7 +81,7 @@ def test_without_torch_it_says_so_too(model: Path) -> None:
     command = [sys.executable, "-c", code, "generate", str(model), "--prompt", "x"]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert done.returncode == 2
-    assert "BCQ-E306: optional package missing: torch is not installed" in done.stderr
+    assert "BCQ-E306: package missing or not usable: torch is not installed" in done.stderr
     assert "pip install 'torch>=2.4' 'transformers>=5.16'" in done.stderr
 
 

@@ -28,6 +28,13 @@ def test_a_file_instead_of_its_folder(run: Run, model: Path) -> None:
     assert f"hint: it is part of a BCQ folder, name that: {words}\n" in result.stderr
 
 
+@pytest.mark.parametrize("option", [["--seed", "3"], ["--seed", "0"], ["--top-k", "5"], ["--top-p", "0.9"]])
+def test_what_is_about_drawing_needs_a_temperature(run: Run, model: Path, option: list[str]) -> None:
+    for more in ([], ["--temperature", "0"]):
+        result = run("generate", model, "--prompt", "x", *option, *more)
+        assert (result.exit_code, "are about drawing: give a --temperature above 0" in result.stderr) == (2, True)
+
+
 @pytest.mark.parametrize("content", ["{", "[]", '{"model_type": "nothing"}'])
 def test_a_broken_configuration_is_not_taken_for_a_missing_tokenizer(
     run: Run, model: Path, text: Path, tmp_path: Path, content: str

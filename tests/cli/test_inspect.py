@@ -140,7 +140,10 @@ def test_unknown_tensor(run: Run, folder: Path) -> None:
     assert result.stderr.startswith("error: BCQ-E301 ")
     assert "; there is model.norm.weight\nhint: " in result.stderr
     assert f"; there is {UP}\n" in run("inspect", folder, "--tensor", "up_proj").stderr
-    assert "not in this checkpoint\n" in run("inspect", folder, "--tensor", "nothing").stderr
+    none = run("inspect", folder, "--tensor", "nothing").stderr
+    assert "not in this checkpoint\n" in none
+    listed = f"bcqfmt inspect {folder} --modules; all names in Python: list(bcqfmt.open({str(folder)!r}))"
+    assert f"hint: the quantized weights: {listed}\n" in none
 
 
 def test_gptq_folder_is_named(run: Run, gptq: Path) -> None:

@@ -107,6 +107,22 @@ def test_what_real_models_are(path: Path, kind: str, words: str) -> None:
             "write its values as a dense model first: bcqfmt export {} {}-dense --to dense",
         ),
         (["verify", "model", "model"], 2, "a BCQ folder", "the source comes first: bcqfmt verify SRC BCQ"),
+        (["verify", "model", GPTQ], 2, "a BCQ folder", f"the source comes first: bcqfmt verify {GPTQ} {{}}\n"),
+        *(
+            (
+                [verb, "model/model.safetensors", *more],
+                5,
+                "BCQ-E203",
+                f"it is part of a BCQ folder, name that: bcqfmt {told}\n",
+            )
+            for verb, more, told in (
+                ("seal", [], "seal model"),
+                ("restore", ["out"], "restore model out"),
+                ("export", ["out", "--to", "dense"], "export model out --to dense"),
+                ("export", ["out.gguf", "--to", "gguf"], "export model out.gguf --to gguf"),
+            )
+        ),
+        (["seal", "text.txt"], 5, "a text; expected a BCQ folder", "bcqfmt reads safetensors files"),
         (
             ["inspect", "text.txt"],
             5,
@@ -117,7 +133,7 @@ def test_what_real_models_are(path: Path, kind: str, words: str) -> None:
             ["quantize", DENSE, "out", "--method", "gptq", "--stats", GPTQ],
             5,
             "expected a file that bcqfmt calibrate wrote",
-            "make them: bcqfmt calibrate MODEL --text FILE",
+            f"make them: bcqfmt calibrate {DENSE} --text FILE",
         ),
         (
             ["report", GPTQ],
@@ -148,7 +164,7 @@ def test_what_real_models_are(path: Path, kind: str, words: str) -> None:
             ["quantize", DENSE, "out", "--method", "gptq", "--stats", "text.txt"],
             5,
             "a text; expected a file that bcqfmt calibrate wrote",
-            "make them: bcqfmt calibrate MODEL --text text.txt",
+            f"make them: bcqfmt calibrate {DENSE} --text FILE",
         ),
         *(
             ([verb, "stopped.partial", *more], code, "BCQ-V601", "go on with the command that makes it, and --resume")
@@ -164,6 +180,8 @@ def test_what_real_models_are(path: Path, kind: str, words: str) -> None:
         (["inspect", "begun.partial"], 4, "BCQ-V601", "go on with the command that makes it"),
         (["validate", "begun.partial"], 4, "BCQ-V601", "go on with the command that makes it"),
         (["convert", GPTQ, "text.txt/out"], 7, "text.txt is no folder", "choose another place"),
+        (["demo", "--keep", "text.txt/out"], 7, "text.txt is no folder", "choose another folder"),
+        (["export", "model", "text.txt/out", "--to", "dense"], 7, "text.txt is no folder", "choose another place"),
         (["export", "model", "model", "--to", "gptq"], 7, "it is the BCQ folder", "choose another place\n"),
         (["convert", GPTQ, GPTQ], 7, "it is the source", "choose another place, {}-bcq for example"),
     ],

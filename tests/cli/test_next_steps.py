@@ -36,6 +36,19 @@ def test_after_convert_restore_and_export(run: Run, tmp_path: Path) -> None:
     assert dense["run it"] == ["generate", str(tmp_path / "dense"), "--prompt", "Once upon a time"]
 
 
+@pytest.mark.parametrize("part", [[], ["--part", "1/1"]])
+def test_without_provenance_digests_are_the_proof(run: Run, tmp_path: Path, part: list[str]) -> None:
+    bcq = tmp_path / "bcq"
+    told = run("convert", WITH_TOKENIZER, bcq, "--no-provenance", "--json", *part).stdout
+    if part:
+        told = run(*shlex.split(json.loads(told)["next"])[1:], "--json").stdout
+    proof = shlex.split(json.loads(told)["next"])[1:]
+    assert proof == ["validate", "--deep", str(bcq)]
+    assert run(*proof).exit_code == 0
+    again = run("finalize", bcq, WITH_TOKENIZER)
+    assert f"hint: prove it: bcqfmt validate --deep {bcq}\n" in again.stderr
+
+
 def test_after_quantize(run: Run, tmp_path: Path) -> None:
     found = steps(run("quantize", PEERS / "dense-fp16" / "source", tmp_path / "bcq", "--method", "rtn").stdout)
     assert run(*found["prove it"]).exit_code == 0

@@ -166,6 +166,12 @@ def broken(*args: object, **options: object) -> None:
     raise RuntimeError("out of \x1b[31mcheese")
 
 
+def test_an_import_of_our_own_that_fails_is_a_bug(monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
+    monkeypatch.delattr("bcqfmt.inspect.kinds.look")
+    result = run("generate", "x", "--prompt", "x")
+    assert (result.exit_code, "BCQ-E999" in result.stderr) == (1, True)
+
+
 @pytest.mark.parametrize("place", ["before", "after"])
 def test_bugs_become_one_line(monkeypatch: pytest.MonkeyPatch, run: Run, place: str) -> None:
     import importlib

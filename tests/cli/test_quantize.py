@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +136,8 @@ def test_include_and_exclude(run: Run, tmp_path: Path) -> None:
         (("--preset", "w4a4", "--dry-run"), "BCQ-E621", 5, "besides 128 outlier channels"),
         (("--method", "mixed24", "--layout", "aligned64", "--four-bit-ratio", "0.5"), "BCQ-E621", 5, "aligned64"),
         ((*RTN, "--include", "nowhere"), "BCQ-E625", 2, "is in no tensor's name"),
-        ((*RTN, "--exclude", "["), "BCQ-E626", 4, "regular expression"),
+        ((*RTN, "--exclude", "["), "--exclude", 2, "'[' is no regular expression: unterminated"),
+        ((*RTN, "--include", ""), "--include", 2, "it is empty; expected a regular expression"),
         ((*RTN, "--rules", "none.toml"), "BCQ-E101", 3, "no such file"),
         ((*RTN, "--stats", "none.safetensors"), "BCQ-E101", 3, "none.safetensors"),
         ((*RTN, "--html", "nowhere/r.html"), "BCQ-E402", 7, "no such folder"),
@@ -382,6 +384,7 @@ def test_sweep(run: Run, tmp_path: Path) -> None:
         (("--plot", "nowhere/x.svg"), 7),
         (("--text", "none.txt"), 3),
         (("--include", "nowhere"), 2),
+        (("--include", "["), 2),
         (("--context", "64"), 2),
         (("--max-tokens", "64"), 2),
     ],
@@ -393,6 +396,14 @@ def test_sweep_refusals(
     result = run("sweep", DENSE, *args)
     assert result.exit_code == exit_code, result.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_sweep_sends_a_quantized_model_to_convert(run: Run, tmp_path: Path) -> None:
+    shutil.copytree(GPTQ, tmp_path / "my model")
+    result = run("sweep", tmp_path / "my model")
+    assert (result.exit_code, "BCQ-E627" in result.stderr) == (2, True)
+    hint = f"convert it, without loss: bcqfmt convert '{tmp_path}/my model' '{tmp_path}/my model-bcq'"
+    assert f"hint: {hint}\n" in result.stderr
 
 
 def test_outputs_never_go_into_the_source(run: Run, tmp_path: Path) -> None:

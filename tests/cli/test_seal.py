@@ -114,7 +114,8 @@ def test_json(run: Run, converted: Path) -> None:
 
 def test_what_cannot_be_sealed(run: Run, folder: Path, lone_file: Path, tmp_path: Path) -> None:
     result = run("seal", lone_file)
-    assert (result.exit_code, "a file on its own has no manifest" in result.stderr) == (2, True)
+    assert (result.exit_code, "BCQ-E203" in result.stderr) == (5, True)
+    assert f"hint: look at it: bcqfmt inspect {lone_file}\n" in result.stderr
     assert run("seal", tmp_path / "nothing").exit_code == 3
     (folder / "bcq_manifest.json").unlink()
     result = run("seal", folder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes.util
 import hashlib
+import importlib
 import importlib.metadata
 import os
 import platform
@@ -94,8 +95,11 @@ def _text(found: list[Check], works: bool) -> list[str]:
 def checks() -> Iterator[Check]:
     """Everything, one after the other."""
     yield from _system()
+    sound = True
     for name, minimum in MINIMUM.items():
-        yield _required(name, minimum)
+        check = _required(name, minimum, load=sound)
+        sound = sound and check.status == "ok"
+        yield check
     for name, (extra, purpose) in _OPTIONAL.items():
         version = _version(name)
         if version is None:
@@ -116,7 +120,8 @@ def _system() -> Iterator[Check]:
     yield Check("core", "bcqfmt", "ok", f"{__version__}, {Path(__file__).resolve().parents[2]}")
 
 
-def _required(name: str, minimum: tuple[int, ...]) -> Check:
+def _required(name: str, minimum: tuple[int, ...], *, load: bool) -> Check:
+    """``load``: import it too; not after another failed, numpy for example, without which others print tracebacks."""
     version = _version(name)
     wanted = ".".join(map(str, minimum))
     fix = f"pip install '{name}>={wanted}'"
@@ -124,6 +129,12 @@ def _required(name: str, minimum: tuple[int, ...]) -> Check:
         return Check("core", name, "failed", "not installed", fix)
     if tuple(map(int, re.findall(r"\d+", version)[:3])) < minimum:
         return Check("core", name, "failed", f"{version}, older than {wanted}", fix)
+    try:
+        if load:
+            importlib.import_module(name)  # all of these together take half a second
+    except Exception as fault:  # noqa: BLE001 - a package that does not fit the others raises what it likes
+        found = f"{version}, cannot be imported: {type(fault).__name__}: {escape(str(fault))}"
+        return Check("core", name, "failed", found, f"pip install --force-reinstall '{name}>={wanted}'")
     return Check("core", name, "ok", version)
 
 

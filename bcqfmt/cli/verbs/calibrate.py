@@ -12,7 +12,7 @@ from bcqfmt.cli import render
 from bcqfmt.cli.command import FilePath, command_line, hub_options, json_option, stoppable, verb
 from bcqfmt.cli.options import Device, context_option, fitting_context
 from bcqfmt.cli.progress import waiting
-from bcqfmt.cli.sources import find_source, keep_apart
+from bcqfmt.cli.sources import find_source, keep_apart, keep_inputs
 from bcqfmt.integrations.model_folder import longest_context
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ def command(
     start = time.perf_counter()
     from bcqfmt.converters.quantize.calibration_work import check_target, read_text
 
+    keep_inputs(out, {"--text": text})
     check_target(out, overwrite=asked["overwrite"])
     given = read_text(text)
     source = find_source(model, revision, offline)

@@ -23,12 +23,12 @@ from bcqfmt.cli.command import (
     usage_error,
     verb,
 )
-from bcqfmt.cli.next_steps import run_it, step_lines
+from bcqfmt.cli.next_steps import prove_it, run_it, step_lines
 from bcqfmt.cli.options import PART, SIZE, default_workers
 from bcqfmt.cli.progress import Progress
 from bcqfmt.cli.publish import check_push_options, publish
 from bcqfmt.cli.reports import check_report_path, write_report
-from bcqfmt.cli.sources import Source, check_target, find_source, is_here, keep_apart
+from bcqfmt.cli.sources import Source, check_target, find_source, is_here, keep_apart, keep_inputs
 from bcqfmt.errors import BcqError, error, escape
 from bcqfmt.system import peak_memory, return_large_blocks
 
@@ -111,10 +111,12 @@ def command(
         raise usage_error("--ray-address goes with --executor ray.")
     if html is not None and not whole:
         raise usage_error("--html needs a complete conversion.")
+    inputs = {"--against": asked["against"]}
     if html is not None:
-        check_report_path(html, dst, overwrite, src)
+        check_report_path(html, dst, overwrite, {"SRC": src, **inputs})
     from bcqfmt.cli.forecast import Forecast
 
+    keep_inputs(dst, inputs)
     check_target(src, dst, overwrite=overwrite or resume, hint=None if part is None else _PARTS)
     engine = None if executor == "local" or dry_run else _ray(ray_address, asked["workers"])
     start = time.perf_counter()
@@ -250,7 +252,7 @@ def _summary(
         found["output_bytes"] = sum(path.stat().st_size for path in dst.rglob("*") if path.is_file())
         found["bits_per_weight"] = summarize(dst).bits_per_weight
         found["run"] = run_it(dst)
-        found["next"] = command_line("bcqfmt", "verify", src, dst, *where)
+        found["next"] = prove_it(src, dst, *where, provenance=conversion.options.provenance)
     else:
         found["part"] = list(conversion.options.part or ())
         found["next"] = command_line("bcqfmt", "finalize", dst, src, *where)

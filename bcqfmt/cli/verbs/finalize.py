@@ -8,7 +8,7 @@ import click
 
 from bcqfmt.cli import render
 from bcqfmt.cli.command import FilePath, command_line, hub_options, json_option, verb
-from bcqfmt.cli.next_steps import run_it, step_lines
+from bcqfmt.cli.next_steps import prove_it, run_it, step_lines
 from bcqfmt.cli.sources import find_source, keep_apart
 from bcqfmt.errors import BcqError, error, escape
 
@@ -29,13 +29,18 @@ def command(dst: Path, src: str, overwrite: bool, revision: str | None, offline:
     Example:
       bcqfmt finalize model-bcq/ model-gptq/
     """
+    from bcqfmt.checkpoint.folder import MANIFEST, SOURCE
     from bcqfmt.converters.convert.conversion import Conversion, ConvertOptions
     from bcqfmt.converters.jobs.workspace import partial_folder, read_plan
+    from bcqfmt.inspect.kinds import look
 
+    where = [*([] if revision is None else ["--revision", revision]), *["--offline"] * offline]
     try:
         options = read_plan(dst)["options"]
     except BcqError as fault:
-        if partial_folder(Path(src)).is_dir():
+        if (dst / MANIFEST).exists() and not partial_folder(dst).exists():
+            fault.hint = f"prove it: {prove_it(src, dst, *where, provenance=(dst / SOURCE).is_dir())}"
+        elif partial_folder(Path(src)).is_dir() or look(dst).kind in ("quantized", "gguf"):
             fault.hint = f"DST comes first: {command_line('bcqfmt', 'finalize', Path(src), dst)}"
         raise
     if options.get("layout") == "dense":
@@ -50,8 +55,7 @@ def command(dst: Path, src: str, overwrite: bool, revision: str | None, offline:
         if fault.code == "BCQ-E401" and fault.finding.file == str(partial_folder(dst)):
             fault.hint = "name the source that the parts were made from; if it is another by now, make all parts anew"
         raise
-    where = [] if revision is None else ["--revision", revision]
-    then = command_line("bcqfmt", "verify", src, dst, *where, *["--offline"] * offline)
+    then = prove_it(src, dst, *where, provenance=conversion.options.provenance)
     number = len(conversion.plan.shards)
     if as_json:
         facts = {"target": str(dst), "shards": number, "weights": len(conversion.modules)}

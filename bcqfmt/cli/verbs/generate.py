@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from bcqfmt.cli import render
-from bcqfmt.cli.command import FilePath, Number, json_option, usage_error, verb
+from bcqfmt.cli.command import FilePath, Number, is_given, json_option, usage_error, verb
 from bcqfmt.cli.expect import expect
 from bcqfmt.cli.options import check_model_options, model_options
 from bcqfmt.cli.progress import announce_kernels, bar, waiting
@@ -53,8 +53,8 @@ def command(
       bcqfmt generate model-bcq/ --prompt "Once upon a time" --device cuda
     """
     drawing = {name: options.pop(name) for name in ("temperature", "top_p", "top_k", "seed")}
-    if not drawing["temperature"] and (drawing["top_p"] or drawing["top_k"]):
-        raise usage_error("--top-p and --top-k are about drawing: give a --temperature above 0.")
+    if not drawing["temperature"] and any(map(is_given, ("top_p", "top_k", "seed"))):
+        raise usage_error("--top-p, --top-k and --seed are about drawing: give a --temperature above 0.")
     if system is not None and not chat:
         raise usage_error("--system goes with --chat.")
     for name, text in (("--prompt", prompt), ("--system", system or "")):

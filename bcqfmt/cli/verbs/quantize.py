@@ -24,6 +24,7 @@ from bcqfmt.cli.command import (
 )
 from bcqfmt.cli.next_steps import run_it, step_lines
 from bcqfmt.cli.options import (
+    REGEX,
     SIZE,
     Device,
     WithSettings,
@@ -35,7 +36,7 @@ from bcqfmt.cli.options import (
 from bcqfmt.cli.progress import Progress
 from bcqfmt.cli.publish import check_push_options, publish
 from bcqfmt.cli.reports import check_report_path, table, total_line, write_report
-from bcqfmt.cli.sources import Source, check_target, find_source, keep_apart, read_stats
+from bcqfmt.cli.sources import Source, check_target, find_source, keep_apart, keep_inputs, read_stats
 from bcqfmt.errors import BcqError, Finding, error, escape
 from bcqfmt.integrations.model_folder import longest_context
 from bcqfmt.system import peak_memory, return_large_blocks
@@ -80,8 +81,8 @@ _WORST = 10  # weights that the table on the screen shows
     metavar="PASSES",
     help="Passes over --text that train scales on the dense model's predictions: gptq, bcq, rtn.",
 )
-@click.option("--include", multiple=True, metavar="REGEX", help="Quantize also these, a head for example.")
-@click.option("--exclude", multiple=True, metavar="REGEX", help="Leave these dense.")
+@click.option("--include", type=REGEX, multiple=True, metavar="REGEX", help="Quantize also these, a head for example.")
+@click.option("--exclude", type=REGEX, multiple=True, metavar="REGEX", help="Leave these dense.")
 @click.option("--max-shard-size", type=SIZE, default="5GB", show_default=True, help="Source bytes per output file.")
 @click.option("--workers", type=click.IntRange(1, 256), help="Threads; by default one per core, at most four.")
 @click.option("--resume", is_flag=True, help="Go on with an unfinished run.")
@@ -128,8 +129,10 @@ def command(
         raise usage_error("Say how: --preset 4bit, --method rtn, bcq, multi, mixed24, atom or gptq, or --rules FILE.")
     settings = _preset(asked) | settings
     check_push_options(push, private, create_pr, whole=not asked["dry_run"])
+    inputs = {"--rules": rules, "--stats": stats, "--text": text}
     if html is not None:
-        check_report_path(html, dst, asked["overwrite"], src)
+        check_report_path(html, dst, asked["overwrite"], {"SRC": src, **inputs})
+    keep_inputs(dst, inputs)
     start = time.perf_counter()
     given = _text_options(text, stats, asked)
     quantization = _planned(src, dst, settings, rules, stats, given, revision, offline, asked)

@@ -45,7 +45,7 @@ def command(bcq: Path, html: Path | None, against: str | None, overwrite: bool, 
     from bcqfmt.converters.report import make_report
 
     if html is not None:
-        check_report_path(html, bcq, overwrite, against or "")
+        check_report_path(html, bcq, overwrite, {"--against": against})
     with expected_bcq(bcq, file=True), bcqfmt.open(bcq) as checkpoint:
         made = make_report(checkpoint) if against is None else _measured(checkpoint, against)
     written = [] if html is None else write_report(made, html)

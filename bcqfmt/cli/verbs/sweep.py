@@ -11,12 +11,13 @@ import click
 
 from bcqfmt.cli import render
 from bcqfmt.cli.command import FilePath, hub_options, json_option, usage_error, verb
-from bcqfmt.cli.options import Items, context_option, default_workers, fitting_context, given_settings
+from bcqfmt.cli.expect import fitting
+from bcqfmt.cli.options import REGEX, Items, context_option, default_workers, fitting_context, given_settings
 from bcqfmt.cli.progress import bar
 from bcqfmt.cli.reports import check_output
 from bcqfmt.cli.sources import find_source, read_stats, read_text
 from bcqfmt.container.durable import write_file
-from bcqfmt.errors import error, escape
+from bcqfmt.errors import BcqError, error, escape
 from bcqfmt.integrations.model_folder import longest_context
 from bcqfmt.system import return_large_blocks
 
@@ -34,8 +35,8 @@ if TYPE_CHECKING:
 @click.option("--method", "methods", type=Items(r".+", "method"), default="rtn", show_default=True, help="One or more.")
 @click.option("--set", "pairs", multiple=True, metavar="NAME=VALUE", help="A setting, for the methods that have it.")
 @click.option("--stats", type=FilePath(), metavar="FILE", help="What `bcqfmt calibrate` wrote.")
-@click.option("--include", multiple=True, metavar="REGEX", help="Quantize also these, a head for example.")
-@click.option("--exclude", multiple=True, metavar="REGEX", help="Leave these dense.")
+@click.option("--include", type=REGEX, multiple=True, metavar="REGEX", help="Quantize also these, a head for example.")
+@click.option("--exclude", type=REGEX, multiple=True, metavar="REGEX", help="Leave these dense.")
 @click.option("--text", type=FilePath(), metavar="FILE", help="Also measure perplexity on this text.")
 @context_option("context", "window")
 @click.option("--max-tokens", type=click.IntRange(2), metavar="N", help="Use the first N tokens of the text only.")
@@ -75,7 +76,7 @@ def command(
         if path is not None and path.suffix.lower() != suffix:
             raise usage_error(f"'{path}' should end in {suffix}.")
         if path is not None:
-            check_output(path, overwrite, model)
+            check_output(path, overwrite, {"MODEL": model, "--stats": stats, "--text": text})
     for option, value in (("--context", context), ("--max-tokens", max_tokens)):
         if text is None and value is not None:
             raise usage_error(f"{option} says how --text FILE is read: add --text, or leave it out.")
@@ -83,7 +84,12 @@ def command(
     if text is not None:
         longest = longest_context(source.checkpoint.config)
         context = fitting_context(context, {source.checkpoint.folder: longest}, "window")
-    sweep = _planned(source.checkpoint, given_settings({}, pairs), stats, asked)
+    try:
+        sweep = _planned(source.checkpoint, given_settings({}, pairs), stats, asked)
+    except BcqError as fault:
+        if fault.code == "BCQ-E627":
+            fault.hint = fitting(model) or fault.hint
+        raise
     judge = None if text is None else _text_model(source.checkpoint.folder, text, context, max_tokens, sweep)
     return_large_blocks()
     points, dense = _run(sweep, judge)

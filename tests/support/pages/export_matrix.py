@@ -75,9 +75,10 @@ def _to_hqq() -> str:
     try:
         export(nowhere, ROOT, "hqq")
     except BcqError as fault:
-        said = f"{fault.code}, {fault.finding.found}; expected {fault.finding.expected} or gguf"
+        said = f"raises {fault.code}: {fault.finding.found}; expected {fault.finding.expected} or gguf"
     return (
-        f"To HQQ: impossible from every row ({said}). Its own files are pickles, which run code when they are loaded, "
+        "To HQQ: impossible from every row: `--to hqq` is a usage error (exit code 2), `export` of "
+        f"`bcqfmt.converters.export` {said}. Its own files are pickles, which run code when they are loaded, "
         "and the folders that transformers writes are read only."
     )
 
