@@ -158,7 +158,7 @@ def test_what_the_c_reader_accepts_is_handed_on(built: Path, tmp_path: Path) -> 
         handed[name, seed] = list(fuzz_c.handed_on(tmp_path))
         accepted = [data for data in handed[name, seed] if library.file(data)[0] == 0]
         assert len(accepted) == figures["accepted"] > len(valid)
-        assert len(handed[name, seed]) - len(accepted) in (3, 4)
+        assert 1 <= len(handed[name, seed]) - len(accepted) <= 4  # every thousandth too; some of them are accepted
     first, again, other = handed.values()
     assert first == again != other
 
