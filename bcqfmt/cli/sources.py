@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from bcqfmt.container.durable import check_name, output_path, refuse_existing, refuse_overlap
+from bcqfmt.container.durable import check_name, output_path, refuse_existing, refuse_file_above, refuse_overlap
 from bcqfmt.errors import BcqError, error, escape
 from bcqfmt.system import absolute_path
 
@@ -130,9 +130,7 @@ def check_target(source: str, target: Path, *, overwrite: bool, hint: str | None
 
     if os.path.lexists(source):
         keep_apart(target, Path(source))
-    above = next((parent for parent in target.parents if os.path.lexists(parent)), target.parent)
-    if os.path.lexists(above) and not above.is_dir():
-        raise error("BCQ-E402", str(target), found=f"{escape(str(above))} is no folder", hint="choose another place")
+    refuse_file_above(target)
     named = output_path(target)
     refuse_existing(target, overwrite=overwrite, like=MANIFEST, hint=hint)
     check_name(named.with_name(f"{named.name}.partial"))

@@ -148,9 +148,7 @@ def folder_in_progress(target: Path, *, overwrite: bool, like: str) -> Iterator[
     ``like``: what a folder must hold to be replaced, see :func:`refuse_other_things`.
     """
     target = output_path(target)
-    above = next(parent for parent in target.parents if os.path.lexists(parent))
-    if not above.is_dir():
-        raise error("BCQ-E402", str(target), found=f"{escape(str(above))} is no folder", hint="choose another place")
+    refuse_file_above(target)
     refuse_existing(target, overwrite=overwrite, like=like)
     work = target.with_name(f".{target.name}.{secrets.token_hex(6)}.partial")
     try:
@@ -208,6 +206,13 @@ def _same(one: Path, other: Path) -> bool:
     with contextlib.suppress(OSError):
         return one == other or one.samefile(other)
     return False
+
+
+def refuse_file_above(target: Path) -> None:
+    """BCQ-E402 for an output of which a folder on the way is a file."""
+    above = next((parent for parent in target.parents if os.path.lexists(parent)), None)
+    if above is not None and not above.is_dir():
+        raise error("BCQ-E402", str(target), found=f"{escape(str(above))} is no folder", hint="choose another place")
 
 
 def check_name(path: Path) -> None:

@@ -38,7 +38,7 @@ _WIDE_TILES = tuple(  # groups and vectors
     (groups, vectors) for groups, most in ((2, 208), (3, 128)) for vectors in range(96, most + 1, WIDTH_STEP)
 )
 _SMALL_TILES = ((2, 64), (2, 80), (2, 96), (3, 64))  # taken if they keep enough processors busy, the first that does
-MANY_TILES = tuple(sorted({*_SMALL_TILES, *_WIDE_TILES}))
+MANY_TILES = tuple(sorted({*_SMALL_TILES, *_WIDE_TILES}))  # all that more than 64 vectors can take
 _ONE_TILE = 96, 128  # vectors that one tile takes: always, and where small tiles do not keep enough processors busy
 # Costs, in products of 64 rows, 64 columns and one vector: of every 64 columns of a tile, in addition to its products;
 # of partial sums that blocks share, for 64 rows and a vector.

@@ -12,8 +12,8 @@ from bcqfmt.cli import render
 from bcqfmt.cli.command import command_line, hub_options, json_option, usage_error, verb
 from bcqfmt.cli.expect import another_folder, expected, expected_bcq, fitting
 from bcqfmt.cli.sources import ask_hub
-from bcqfmt.codes import CODES
 from bcqfmt.errors import BcqError, escape
+from bcqfmt.inspect.kinds import look
 from bcqfmt.inspect.summary import Summary, TensorRow, summarize, summarize_gguf, summarize_sources
 from bcqfmt.inspect.tensor_details import Details, tensor_details
 from bcqfmt.weight.describe import PART_KINDS, scheme_text, segment_text
@@ -56,7 +56,7 @@ def command(path: str, modules: bool, tensor: str | None, revision: str | None, 
             with expected_bcq(path, file=True):
                 details = tensor_details(path, tensor)
         except BcqError as fault:
-            if fault.code == "BCQ-E301" and fault.hint == CODES["BCQ-E301"].hint:  # of a BCQ checkpoint
+            if fault.code == "BCQ-E301" and look(path).kind in ("bcq", "bcq file"):
                 listed = command_line("bcqfmt", "inspect", path, "--modules")
                 fault.hint = f"the quantized weights: {listed}; all names in Python: list(bcqfmt.open({path!r}))"
             raise

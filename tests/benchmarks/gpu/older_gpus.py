@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
-import os
 import statistics
 import sys
 import time
@@ -27,7 +26,8 @@ import torch
 sys.path.insert(1, str(Path(__file__).resolve().parents[2] / "support"))
 from bcqfmt.bench import bandwidth, relative_error, replayed
 from bcqfmt.kernels.matmul import matmul, path_of
-from kernel_bench.chosen import SHAPES, chosen, rotated
+from kernel_bench.chosen import SHAPES, rotated
+from kernel_bench.compiling import Jobs, choose, compile_all
 from kernel_bench.peer_times import of_row, peer_times
 from kernel_bench.weights import random_vectors
 
@@ -81,31 +81,15 @@ def _dense(matrices: list[torch.Tensor], x: torch.Tensor, i: int) -> object:
     return x @ matrices[i % len(matrices)].T
 
 
-def choose(capability: str) -> None:
-    """This process compiles for it."""
-    os.environ["BCQFMT_CAPABILITY"] = capability
-
-
-def compiled(job: tuple[str, int, int, int, int]) -> None:
-    """The kernels of a row are in the caches, that of the driver included."""
-    formula, q, rows, columns, count = job
-    _weight, ready = chosen(formula, q, rows, columns, GROUP)
-    matmul(ready, random_vectors(count, columns))
-    torch.cuda.synchronize()
-
-
-def compile_all(capability: str) -> None:
-    """All kernels of a build, in processes of their own."""
-    jobs = [
-        (formula, q, *shape, count)
+def jobs_of(capability: str) -> Jobs:
+    """What a build is compiled for."""
+    return {
+        (formula, q, *shape, GROUP, count): None
         for shape in SHAPES[::-1]
         for formula, q, counts in WEIGHTS[::-1]
         for count in counts
         if capability == "9.0" or count not in (2, 8, 128, 256)  # elsewhere the kernel of 4 or of 64
-    ]
-    context, workers = multiprocessing.get_context("spawn"), max(1, (os.cpu_count() or 2) - 1)
-    with context.Pool(workers, choose, (capability,)) as pool:
-        pool.map(compiled, jobs, chunksize=1)
+    }
 
 
 def timed(capability: str, speed: float, place: Path) -> None:
@@ -130,7 +114,7 @@ def main() -> None:
     speed, dense = bandwidth(), cublas()
     print(f"peers: {time.perf_counter() - begin:.0f} s", flush=True)
     for name, capability in BUILDS.items():
-        compile_all(capability)
+        compile_all(jobs_of(capability), capability)
         print(f"compiled for {capability}: {time.perf_counter() - begin:.0f} s", flush=True)
         process = multiprocessing.get_context("spawn").Process(target=timed, args=(capability, speed, place))
         process.start()

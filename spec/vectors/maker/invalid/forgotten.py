@@ -1,5 +1,6 @@
 """What a reader that checks nearly everything may forget: parts, rows, matrices and links."""
 
+from math import prod
 from typing import Any
 
 from maker.build import Lcg, Rows, exact, sha256, tensor
@@ -31,10 +32,7 @@ def parts() -> list[Invalid]:
     spiked.outliers = Outliers("add", "F16", [0], [[(1, ONE)], [(2, ONE)]])
 
     def zeros(dtype: str, *shape: int) -> Any:
-        count = 1
-        for dimension in shape:
-            count *= dimension
-        return tensor(dtype, list(shape), [0] * count)
+        return tensor(dtype, list(shape), [0] * prod(shape))
 
     order = tensor("I32", [2, 8], [*range(8), *range(8)])
     missing = [
