@@ -11,9 +11,11 @@ DST.partial/.bcq_work/<name>.done.json   written after the thing it speaks of is
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import json
 import os
 import shutil
+import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,12 +57,18 @@ class Workspace:
         """Look at what is there, and lock the folder."""
         target, part, overwrite = self.target, self._part, self._overwrite
         refuse_existing(target, overwrite=overwrite, like=MANIFEST)
-        self._look(resume or overwrite)
+        with contextlib.suppress(FileNotFoundError):  # there is none, or no longer
+            self._look(resume or overwrite)
         target.parent.mkdir(parents=True, exist_ok=True)
         self.work.mkdir(parents=True, exist_ok=True)
         self._take_lock("lock", shared=part is not None)
         if part is not None:
             self._take_lock(f"part-{part[0]}-of-{part[1]}.lock")
+        try:  # another process may have finished since
+            refuse_existing(target, overwrite=overwrite, like=MANIFEST)
+        except BcqError:
+            self.discard_if_empty()
+            raise
         if overwrite and not resume:
             self._clear()
 
@@ -174,24 +182,29 @@ class Workspace:
         if self._resumed:
             return
         with contextlib.suppress(OSError):  # what cannot be looked at is left there
-            if self._part is None and self.folder.exists() and {path.name for path in self.folder.iterdir()} <= {WORK}:
-                kept = {path.name for path in self.work.iterdir()} if self.work.exists() else set()
-                if all(name == "plan.json" or name.startswith("source") or name.endswith("lock") for name in kept):
-                    shutil.rmtree(self.folder, ignore_errors=True)
+            if self._part is None and self._has_only("*lock", "plan.json", "source*"):
+                shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _has_only(self, *patterns: str) -> bool:
+        """Whether nothing was converted yet: there is at most a work folder, with names that match ``patterns``."""
+        if not {path.name for path in self.folder.iterdir()} <= {WORK}:
+            return False
+        names = [path.name for path in self.work.iterdir()] if self.work.exists() else []
+        return all(any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns) for name in names)
 
     def _look(self, allowed: bool) -> None:
         """Refuse a folder under the temporary name that is not an unfinished conversion, or must not be changed."""
-        if not os.path.lexists(self.folder):
-            return
+        folder = stat.S_ISDIR(self.folder.lstat().st_mode)
         ours = self.work.is_dir() or (self.folder / MANIFEST).exists()
-        if self.folder.is_symlink() or not self.folder.is_dir() or not (ours or not any(self.folder.iterdir())):
+        if not folder or not (ours or not any(self.folder.iterdir())):
             hint = "move it away, or choose another name for the output"  # which --overwrite would not replace
             raise error("BCQ-E401", str(self.folder), found="something that is no unfinished conversion", hint=hint)
-        if not allowed:
+        # where only locks are, another process begins: the first to lock the folder has it
+        if not allowed and not self._has_only("*lock"):
             with contextlib.suppress(FileNotFoundError):  # BCQ-E403 when it is being worked on right now
                 self._take_lock("lock", create=False)
                 self.release()
-            expected = "--resume to go on with it, or --overwrite to start anew"
+            expected = "--resume to go on with it, if source and options are the same, or --overwrite to start anew"
             hint = "repeat the command with one of them"
             raise error("BCQ-E401", str(self.folder), found="an unfinished conversion", expected=expected, hint=hint)
 

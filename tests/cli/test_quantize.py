@@ -249,7 +249,8 @@ def test_an_unfinished_run(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert run("quantize", DENSE, tmp_path / "bcq", *RTN).exit_code == 3
     again = run("quantize", DENSE, tmp_path / "bcq", *RTN)
     assert again.exit_code == 7
-    assert "expected --resume to go on with it, or --overwrite to start anew\nhint: repeat the command" in again.stderr
+    assert "expected --resume to go on with it, if source and options are the same, or --overwrite" in again.stderr
+    assert "to start anew\nhint: repeat the command" in again.stderr
     closed = run("finalize", tmp_path / "bcq", DENSE)
     assert closed.exit_code == 7
     assert "BCQ-E404" in closed.stderr

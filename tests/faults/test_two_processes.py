@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,6 +37,53 @@ def test_one_wins(twenty: Case, tmp_path: Path) -> None:
     ends = race(twenty, tmp_path)
     assert sorted(ends) in (["BCQ-E401", "made"], ["BCQ-E403", "made"]), ends
     assert tree(tmp_path / "bcq") == twenty.plain
+    assert [path.name for path in tmp_path.iterdir()] == ["bcq"]
+
+
+@pytest.mark.parametrize("opened", [False, True])
+def test_the_first_to_lock_a_new_folder_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opened: bool) -> None:
+    """Another one comes when the folder is made, or its lock file opened, but not locked: one of them goes on."""
+    others: list[Workspace] = []
+
+    def other() -> None:
+        monkeypatch.undo()
+        others.append(Workspace(tmp_path / "bcq", resume=False, overwrite=False))
+
+    module, name = (fcntl, "flock") if opened else (Workspace, "_take_lock")
+    real = getattr(module, name)
+
+    def after_the_other(*words: Any, **named: Any) -> None:
+        other()
+        real(*words, **named)
+
+    monkeypatch.setattr(module, name, after_the_other)
+    with pytest.raises(BcqError, match="another process is working on it") as caught:
+        Workspace(tmp_path / "bcq", resume=False, overwrite=False)
+    assert caught.value.code == "BCQ-E403"
+    assert len(others) == 1
+    others[0].discard_if_empty()
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_target_that_another_has_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: bool) -> None:
+    """It is finished between our look at the target and our lock; the work folder may have been there a moment ago."""
+    target, folder = tmp_path / "bcq", tmp_path / "bcq.partial"
+    if begun:
+        folder.mkdir()
+    look = Workspace._look
+
+    def finished_meanwhile(space: Workspace, allowed: bool) -> None:
+        if begun:
+            folder.rmdir()
+        target.mkdir()
+        (target / "bcq_manifest.json").touch()
+        look(space, allowed)
+
+    monkeypatch.setattr(Workspace, "_look", finished_meanwhile)
+    with pytest.raises(BcqError, match="it is there already") as caught:
+        Workspace(target, resume=False, overwrite=False)
+    assert caught.value.code == "BCQ-E401"
     assert [path.name for path in tmp_path.iterdir()] == ["bcq"]
 
 
