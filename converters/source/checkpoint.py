@@ -322,6 +322,9 @@ def _model_names(place: str, files: list[str], open_file: OpenFile) -> tuple[lis
         raise error(
             "BCQ-V506", place, found=f"model files that the index does not name: {escape(', '.join(extra[:3]))}"
         )
+    if not names:
+        found = "weight_map is empty: it names no model file"
+        raise error("BCQ-V503", index, found=found, expected="the files of the model")
     return names, weight_map
 
 

@@ -124,3 +124,13 @@ def test_kernels_are_measured_on_a_gpu_only(run: Run, monkeypatch: pytest.Monkey
     assert "hint: run it on a machine that has one; `bcqfmt doctor` shows what is missing here" in none.stderr
     monkeypatch.setattr(device, "_trouble", lambda: ("BCQ-E551", "simulated", "unset IT"))
     assert "hint: unset IT" in run("bench", "kernels").stderr
+
+
+def test_figures_of_kernels_replace_no_other_file(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "_trouble", lambda: ("BCQ-E551", "no GPU here", None))
+    kept = tmp_path / "kernels.json"
+    kept.write_text("mine")
+    result = run("bench", "kernels", "--out", str(kept))
+    assert (result.exit_code, "BCQ-E401" in result.stderr) == (7, True)
+    assert run("bench", "kernels", "--out", str(kept), "--overwrite").exit_code == 5  # no GPU, no figures
+    assert kept.read_text() == "mine"

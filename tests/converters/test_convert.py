@@ -99,6 +99,14 @@ def test_a_name_that_counts_more_files_than_there_are(renamed: dict[int, str], m
     assert "download the missing files" in caught.value.hint
 
 
+def test_an_index_that_names_no_file(tmp_path: Path) -> None:
+    shutil.copytree(SHARDED, tmp_path / "source", ignore=shutil.ignore_patterns("model-*"))
+    (tmp_path / "source/model.safetensors.index.json").write_text('{"weight_map": {}}')
+    with pytest.raises(BcqError, match="weight_map is empty: it names no model file") as caught:
+        convert(tmp_path / "source", tmp_path / "bcq")
+    assert (caught.value.code, "download the missing files" in caught.value.hint) == ("BCQ-V503", True)
+
+
 @pytest.mark.parametrize(
     "name", ["other.safetensors", "other-00001-of-00001.safetensors", "model-00001-of-00001.safetensors"]
 )

@@ -12,6 +12,7 @@ import click
 from bcqfmt.cli import render
 from bcqfmt.cli.command import FilePath, json_option, verb
 from bcqfmt.cli.progress import announce_kernels
+from bcqfmt.cli.reports import check_output
 from bcqfmt.container.durable import write_file
 from bcqfmt.errors import error
 from bcqfmt.version import pip_install
@@ -23,9 +24,10 @@ if TYPE_CHECKING:
 @verb("bench")
 @click.argument("what", type=click.Choice(["kernels"]))
 @click.option("--device", type=click.Choice(["cuda"]), default="cuda", show_default=True, help="Where to measure.")
-@click.option("--out", type=FilePath(), help="Write the figures to this JSON file.")
+@click.option("--out", type=FilePath(), metavar="FILE.json", help="Write the figures to this file.")
+@click.option("--overwrite", is_flag=True, help="Replace this file.")
 @json_option
-def command(what: str, device: str, out: Path | None, as_json: bool) -> None:
+def command(what: str, device: str, out: Path | None, overwrite: bool, as_json: bool) -> None:
     """Measure the kernels on this machine's GPU.
 
     Products of 1 to 64 vectors with random weights, by the kernel that BcqLinear takes, captured in a CUDA graph,
@@ -39,6 +41,8 @@ def command(what: str, device: str, out: Path | None, as_json: bool) -> None:
     """
     from bcqfmt.kernels.runtime.device import require_cuda
 
+    if out is not None:
+        check_output(out, overwrite, {})
     require_cuda("run it on a machine that has one; `bcqfmt doctor` shows what is missing here")
     try:
         from bcqfmt import bench
