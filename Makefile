@@ -8,12 +8,15 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 # Build backend and packages come from the pins; nothing is resolved freely. Twice quiet: errors only.
 INSTALL := $(PIP) install --quiet --quiet --no-build-isolation --constraint constraints.txt
 # Test processes: one per core, at most this many (each may load torch). A file is run by one of them: its tests share
-# what they compile and build.
+# what they compile and build. Files come in the order of tests/conftest.py.
 JOBS   ?= 8
+PARALLEL := -n auto --maxprocesses $(JOBS) --dist loadfile --no-loadscope-reorder
 
 # converters/ and kernels/ lie in the root: with this, Python never takes them for top-level packages.
 export PYTHONSAFEPATH := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Tests start hundreds of processes: each would compile every module of the project again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -30,14 +33,14 @@ demo-llm: $(VENV)/.test  ## SmolLM2 from PyPI: GGUF to BCQ and back, to GPTQ and
 	@$(BIN)/python docs/examples/demo_llm.py
 
 test: $(VENV)/.test  ## the whole test suite (PYTEST_ARGS=... adds options)
-	@$(BIN)/pytest -n auto --maxprocesses $(JOBS) --dist loadfile $(PYTEST_ARGS)
+	@$(BIN)/pytest $(PARALLEL) $(PYTEST_ARGS)
 
 # Tests of code that depends on the processor, and the test that asks every library what it uses of it.
 PORTABLE := tests/format tests/converters tests/methods tests/quantize/test_dense.py \
     tests/kernels/cpu \
     tests/architecture/test_portable.py
 portable: $(VENV)/.test  ## format, converters, methods and CPU kernels as if the processor had no extensions
-	@$(BIN)/python tests/install/portable.py -n auto --maxprocesses $(JOBS) --dist loadfile $(PORTABLE) $(PYTEST_ARGS)
+	@$(BIN)/python tests/install/portable.py $(PARALLEL) $(PORTABLE) $(PYTEST_ARGS)
 
 check: lint types imports c-reader kernels-check install-check docs report-page  ## everything that is not a test: linters, types, import rules, wheel, docs
 	@echo "check: all passed"
@@ -53,7 +56,7 @@ imports: $(VENV)/.dev
 	$(BIN)/lint-imports
 
 c-reader: $(VENV)/.test  ## the C reader under sanitizers, on all vectors (needs a C compiler)
-	@$(BIN)/pytest -m "cc and not soak" tests/c_reader tests/fuzz -n auto --maxprocesses $(JOBS) --dist loadfile -q
+	@$(BIN)/pytest -m "cc and not soak" tests/c_reader tests/fuzz $(PARALLEL) -q
 
 kernels-check: $(VENV)/.dev  ## every CUDA kernel to machine code without a GPU; registers and spills
 	@$(BIN)/python tests/kernels/compile_check.py

@@ -53,7 +53,7 @@ def test_a_block_has_the_size_that_the_type_has(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", KINDS)
-@settings(deadline=None)  # loops are compiled at their first call
+@settings(max_examples=40, deadline=None)  # loops are compiled at their first call
 @given(seed=st.integers(0, 2**32 - 1), order=st.sampled_from("<>"), rows=st.integers(1, 40), blocks=st.integers(1, 3))
 def test_any_bytes_come_back(name: str, seed: int, order: str, rows: int, blocks: int) -> None:
     raw = random_rows(name, seed, rows, blocks)
@@ -148,7 +148,7 @@ def finite(name: str, raw: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", KINDS)
-@settings(deadline=None)  # loops are compiled at their first call
+@settings(max_examples=40, deadline=None)  # loops are compiled at their first call
 @given(seed=st.integers(0, 2**32 - 1))
 def test_values_are_those_of_the_formula(name: str, seed: int) -> None:
     raw = finite(name, random_rows(name, seed))

@@ -121,7 +121,7 @@ for weight in weights:
         terms = np.abs(x).astype(np.float64) @ np.abs(weight.dequantize("float64")).T
         error = matrix.matmul(x) - reference.product(weight, x)
         assert np.linalg.norm(error) < 1e-6 * np.linalg.norm(terms), weight.scheme
-    assert (matrix.dequantize().view("u2") == weight.dequantize().view("u2")).all()
+    assert not {decoded} or (matrix.dequantize().view("u2") == weight.dequantize().view("u2")).all()
 """
 _GUARDED = """
 import ctypes, mmap, sys
@@ -183,7 +183,12 @@ def test_the_instructions_of_every_processor(name: str, tmp_path: Path) -> None:
     wanted, *expected = PROCESSORS[name]
     x86, plain = "ssse3" in wanted, not wanted
     here = known.issuperset(wanted.split(",")) if x86 else (plain or ("+neon" in known and own == ("dot" in name)))
-    code = _PRODUCTS.format(support=str(SUPPORT), expected=tuple(expected), largest=(4, 5, 6, 7, 8) if here else (7,))
+    code = _PRODUCTS.format(
+        support=str(SUPPORT),
+        expected=tuple(expected),
+        largest=(7, 8) if here else (7,),  # bytes of 4 and 3 planes, and of 4 and 4
+        decoded="," not in name,  # which dot products have no part in
+    )
     # with a cache of its own: numba does not see that simulated kernels are others
     settings = {"NUMBA_CACHE_DIR": str(tmp_path), "NUMBA_OPT": "1"}  # the same arithmetic, compiled sooner
     if not here:

@@ -18,7 +18,7 @@ PRODUCTS = {
     "few": ("affine", 4, 40, 1032, 128, "F16", 5, {**FEW, "vectors": 8, "stages": 3, "early": True}),
     "few, two at once": ("bcq", 4, 40, 1032, 64, "BF16", 16, {**FEW, "vectors": 16, "depth": 2, "stages": 2}),
     "few, table": ("table", 4, 40, 1024, 32, "F16", 9, {**FEW, "vectors": 16, "stages": 3}),
-    "mma": ("table", 4, 70, 768, 32, "F16", 17, MMA),
+    "mma": ("table", 4, 70, 512, 32, "F16", 17, MMA),
     "wgmma": ("affine", 4, 70, 768, 128, "F16", 17, WGMMA),
     "wgmma, one at once": ("bcq", 3, 70, 448, 64, "F16", 9, {**WGMMA, "depth": 1}),
 }
