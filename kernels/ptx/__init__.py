@@ -11,8 +11,8 @@ casts                       u32 i32 u64 f32 f64; every sum of words needs u32(..
 bits                        prmt(a, b, selector) lop3(a, b, c, table) funnel_right(low, high, shift);
                             `table` is a constant; here(word): the same word, and what is computed from it is
                             computed after this place, not before a loop, where it would take registers
-words as numbers            min_u32 max_u32 (Numba's min and max of signed and unsigned numbers go through
-                            floating point) div_u32 rem_u32 (Numba divides in 64 bits)
+words as numbers            min_u32 (Numba's min of a signed and an unsigned number goes through floating point)
+                            div_u32 rem_u32 (Numba divides in 64 bits)
 patterns                    f32_bits bits_f32
 16-bit floats in words      lo_f16(w) hi_f16(w) lo_bf16(w) hi_bf16(w) -> f32; f16_to_f32 bf16_to_f32 of the
                             low half; f32_to_f16 f32_to_bf16 f64_to_f16 f64_to_bf16 -> word, upper half 0;

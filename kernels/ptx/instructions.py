@@ -27,7 +27,6 @@ lop3 = asm("lop3.b32 $0, $1, $2, $3, {0};", U32, U32, U32, U32, literals=1)
 here = asm("mov.b32 $0, $1;", U32, U32, effects="memory")
 funnel_right = asm("shf.r.wrap.b32 $0, $1, $2, $3;", U32, U32, U32, U32)
 min_u32 = asm("min.u32 $0, $1, $2;", U32, U32, U32)
-max_u32 = asm("max.u32 $0, $1, $2;", U32, U32, U32)
 div_u32 = asm("div.u32 $0, $1, $2;", U32, U32, U32)
 rem_u32 = asm("rem.u32 $0, $1, $2;", U32, U32, U32)
 

@@ -13,7 +13,7 @@ from bcqfmt.kernels.runtime.numba_cuda import cuda, types
 # name of the instruction -> declared result and arguments; every one is a pure function of numbers
 PURE = {
     "prmt": "u32 u32 u32 u32", "funnel_right": "u32 u32 u32 u32",
-    "min_u32": "u32 u32 u32", "max_u32": "u32 u32 u32", "div_u32": "u32 u32 u32", "rem_u32": "u32 u32 u32",
+    "min_u32": "u32 u32 u32", "div_u32": "u32 u32 u32", "rem_u32": "u32 u32 u32",
     "f32_bits": "u32 f32", "bits_f32": "f32 u32",
     "lo_f16": "f32 u32", "hi_f16": "f32 u32", "lo_bf16": "f32 u32", "hi_bf16": "f32 u32",
     "f32_to_f16": "u32 f32", "f32_to_bf16": "u32 f32", "f64_to_f16": "u32 f64", "f64_to_bf16": "u32 f64",

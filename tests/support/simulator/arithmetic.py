@@ -72,11 +72,6 @@ def min_u32(a: int, b: int) -> int:
     return min(u32(a), u32(b))
 
 
-def max_u32(a: int, b: int) -> int:
-    """The larger word."""
-    return max(u32(a), u32(b))
-
-
 def div_u32(a: int, b: int) -> int:
     """The quotient of two words."""
     return u32(a) // u32(b)
