@@ -1,20 +1,20 @@
 """Numba's CUDA simulator with warps, exact barriers, shared addresses and jit options.
 
-Numba starts one thread per CUDA thread and polls them. Here only one thread runs at a time, until it reaches a barrier
-or ends; then the next one runs. That is deterministic, needs no locks, is several times faster, and a barrier that
-not all threads reach is an error instead of a hang. :func:`install` puts it in place of Numba's own.
+Numba starts one thread per CUDA thread and polls them. Here a CUDA thread is a greenlet, which runs until it reaches a
+barrier or ends; then the next one runs. That is deterministic, needs no locks, is several times faster, and a barrier
+that not all threads reach is an error instead of a hang. :func:`install` puts it in place of Numba's own.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
-import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from greenlet import getcurrent, greenlet
 
 __all__ = ["Cuda", "Pointer", "exchange", "install", "pause", "shared_slot", "slot_of", "together", "wake"]
 
@@ -26,32 +26,24 @@ class _Stop(BaseException):
     """Ends a thread of a block in which another one failed."""
 
 
-class _Lane(threading.Thread):
-    """A simulated CUDA thread; reused for the next block when it has ended. Numba reads its indices from here."""
+class _Lane:
+    """A simulated CUDA thread."""
 
-    def __init__(self) -> None:
-        super().__init__(daemon=True)
-        self.gate = threading.Lock()
-        self.gate.acquire()
-        self.block: Block
-        self.task: Callable[[], None]
-        self.threadIdx: Any = None
-        self.blockIdx: Any = None
-        self.thread_id = 0
-        self.start()
+    def __init__(self, block: Block, thread_id: int, blockIdx: Any, threadIdx: Any) -> None:
+        self.block, self.thread_id = block, thread_id
+        self.blockIdx, self.threadIdx = blockIdx, threadIdx
+        self.fiber = greenlet(self.run)
 
     def run(self) -> None:
-        while True:
-            self.gate.acquire()
-            with np.errstate(all="ignore"):
-                try:
-                    self.block.check()
-                    self.task()
-                except _Stop:
-                    pass
-                except Exception as fault:  # noqa: BLE001 - the launch reports any fault of a kernel
-                    self.block.fail(self, fault)
-            self.block.leave(self)
+        with np.errstate(all="ignore"):
+            try:
+                self.block.check()
+                self.block.task()
+            except _Stop:
+                pass
+            except Exception as fault:  # noqa: BLE001 - the launch reports any fault of a kernel
+                self.block.fail(self, fault)
+        self.block.leave(self)
 
     def syncthreads(self) -> None:
         self.block.wait(self, self.block.everyone)
@@ -70,19 +62,18 @@ class _Barrier:
 class Block:
     """One thread block, with the interface of Numba's ``BlockManager``."""
 
-    _idle: list[_Lane] = []  # noqa: RUF012 - shared by all blocks on purpose
     running: _Lane  # of all blocks: only one thread runs at a time
 
     def __init__(self, function: Callable[..., None], grid_dim: Any, block_dim: Any, debug: bool) -> None:
         self.function = function
         self.shape = block_dim
+        self.task: Callable[[], None]
         self.everyone = _Barrier()
         self.warps: list[_Barrier] = []
         self.named: dict[int, _Barrier] = {}
         self.ready: deque[_Lane] = deque()
         self.live = 0
         self.error: Exception | None = None
-        self.done = threading.Lock()
         self.slots = _slots()
 
     def run(self, grid_point: Any, *arguments: Any) -> None:
@@ -91,40 +82,36 @@ class Block:
         x, y, z = self.shape
         self.live = self.everyone.members = x * y * z
         self.warps = [_Barrier() for _ in range(-(-self.live // WARP))]
-        lanes = []
+        self.task = functools.partial(self.function, *arguments)
         for i in range(self.live):
-            lane = self._idle.pop() if self._idle else _Lane()
-            lane.block, lane.task = self, lambda: self.function(*arguments)
-            lane.blockIdx, lane.threadIdx = dim3(*grid_point), dim3(i % x, i // x % y, i // (x * y))
-            lane.thread_id = i
             self.warps[i // WARP].members += 1
-            lanes.append(lane)
-        self.ready.extend(lanes)
-        self.done.acquire()
-        self.next()
-        self.done.acquire()
-        self._idle.extend(reversed(lanes))
+            self.ready.append(_Lane(self, i, dim3(*grid_point), dim3(i % x, i // x % y, i // (x * y))))
+        self.home = getcurrent()
+        while self.live:
+            if not self.ready:
+                self._abort(RuntimeError("a barrier that some threads never reach"))
+            Block.running = self.ready.popleft()
+            Block.running.fiber.switch()
         if self.error is not None:
             raise self.error
 
-    def next(self) -> None:
-        """Let the next thread run."""
-        if not self.ready and self.live:
-            self._abort(RuntimeError("a barrier that some threads never reach"))
-        if self.ready:
-            lane = Block.running = self.ready.popleft()
-            lane.gate.release()
+    def pause(self) -> None:
+        """Let others run until the calling thread is ready again."""
+        lane = Block.running
+        if self.ready and self.ready[0].fiber:  # begun: the first time `run` switches, for the depth of calls adds up
+            Block.running = self.ready.popleft()
+            if Block.running is not lane:
+                Block.running.fiber.switch()
         else:
-            self.done.release()
+            self.home.switch()
+        self.check()
 
     def wait(self, lane: _Lane, barrier: _Barrier) -> None:
         """Until every living member of the barrier waits there."""
         self.check()
         barrier.waiting.append(lane)
         self._open(barrier)
-        self.next()
-        lane.gate.acquire()
-        self.check()
+        self.pause()
 
     def gather(self, lane: _Lane, barrier: _Barrier, value: Any) -> dict[int, Any]:
         """The values of all members of the barrier, by thread number."""
@@ -138,7 +125,6 @@ class Block:
         for barrier in (self.everyone, self.warps[lane.thread_id // WARP]):
             barrier.members -= 1
             self._open(barrier)
-        self.next()
 
     def check(self) -> None:
         """End the calling thread if the block has failed."""
@@ -198,9 +184,7 @@ def pause(lane: Any, place: int) -> None:
     block = lane.block
     block.check()
     block.named.setdefault(place, _Barrier()).waiting.append(lane)
-    block.next()
-    lane.gate.acquire()
-    block.check()
+    block.pause()
 
 
 def wake(block: Block, place: int) -> None:
@@ -276,6 +260,8 @@ class Cuda:
     """
 
     def __getattr__(self, name: str) -> Any:
+        if name in ("threadIdx", "blockIdx", "syncthreads"):  # Numba asks the thread of the operating system
+            return getattr(Block.running, name)
         return getattr(_numba("kernel")._get_kernel_context() or importlib.import_module("numba.cuda"), name)
 
 
