@@ -6,6 +6,7 @@ DST.partial/.bcq_work/part-1-of-2.lock   the same for one part of several; then 
 DST.partial/.bcq_work/plan.json          the plan
 DST.partial/.bcq_work/source.json        sizes and times of the source files, so that a resumed run sees the same ones
 DST.partial/.bcq_work/<name>.done.json   written after the thing it speaks of is safely on disk
+DST.partial.lock                         the same while the complete folder, without .bcq_work by then, gets its name
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ class Workspace:
         self.target = output_path(target)
         self.folder = partial_folder(target)
         self.work = self.folder / WORK
+        self._naming = self.folder.with_name(self.folder.name + ".lock")
         self._part = part
         self._overwrite = overwrite
         self._resumed = resume and self.folder.exists()
@@ -57,6 +59,7 @@ class Workspace:
         """Look at what is there, and lock the folder."""
         target, part, overwrite = self.target, self._part, self._overwrite
         refuse_existing(target, overwrite=overwrite, like=MANIFEST)
+        self._refuse_while_named()
         with contextlib.suppress(FileNotFoundError):  # there is none, or no longer
             self._look(resume or overwrite)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -64,7 +67,8 @@ class Workspace:
         self._take_lock("lock", shared=part is not None)
         if part is not None:
             self._take_lock(f"part-{part[0]}-of-{part[1]}.lock")
-        try:  # another process may have finished since
+        self._refuse_while_named()  # which may have begun since
+        try:  # or be done
             refuse_existing(target, overwrite=overwrite, like=MANIFEST)
         except BcqError:
             self.discard_if_empty()
@@ -166,9 +170,14 @@ class Workspace:
         """Give the complete folder its name."""
         try:
             with reported(self.target):
+                self._locks.append(os.open(self._naming, os.O_RDWR | os.O_CREAT, 0o666))
+                lock_file(self._locks[-1], wait=True)  # others look whether it is locked, for a moment
                 shutil.rmtree(self.work)
-            take_name(self.folder, self.target, overwrite=self._overwrite, like=MANIFEST)
+            take_name(self.folder, self.target, overwrite=self._overwrite, like=MANIFEST, last=self._naming.unlink)
+            shutil.rmtree(self.target / WORK, ignore_errors=True)  # of a process that came meanwhile and was refused
         finally:
+            with contextlib.suppress(OSError):
+                self._naming.unlink(missing_ok=True)
             self.release()
 
     def release(self) -> None:
@@ -178,12 +187,11 @@ class Workspace:
 
     def discard_if_empty(self) -> None:
         """After a refusal before any shard was done: leave nothing behind, or the unfinished run as it was."""
+        if self._locks and self._part is None and not self._resumed:
+            with contextlib.suppress(OSError):  # what cannot be looked at is left there
+                if self._has_only("*lock", "plan.json", "source*"):
+                    shutil.rmtree(self.folder, ignore_errors=True)
         self.release()
-        if self._resumed:
-            return
-        with contextlib.suppress(OSError):  # what cannot be looked at is left there
-            if self._part is None and self._has_only("*lock", "plan.json", "source*"):
-                shutil.rmtree(self.folder, ignore_errors=True)
 
     def _has_only(self, *patterns: str) -> bool:
         """Whether nothing was converted yet: there is at most a work folder, with names that match ``patterns``."""
@@ -201,12 +209,32 @@ class Workspace:
             raise error("BCQ-E401", str(self.folder), found="something that is no unfinished conversion", hint=hint)
         # where only locks are, another process begins: the first to lock the folder has it
         if not allowed and not self._has_only("*lock"):
-            with contextlib.suppress(FileNotFoundError):  # BCQ-E403 when it is being worked on right now
-                self._take_lock("lock", create=False)
+            try:
+                self._take_lock("lock", create=False)  # BCQ-E403 when it is being worked on right now
                 self.release()
+            except FileNotFoundError:
+                self.folder.lstat()  # it may have its name by now
             expected = "--resume to go on with it, if source and options are the same, or --overwrite to start anew"
             hint = "repeat the command with one of them"
             raise error("BCQ-E401", str(self.folder), found="an unfinished conversion", expected=expected, hint=hint)
+
+    def _refuse_while_named(self) -> None:
+        """BCQ-E403 while another process gives the complete folder its name."""
+        try:
+            descriptor = os.open(self._naming, os.O_RDWR)
+        except FileNotFoundError:
+            return
+        try:
+            lock_file(descriptor)
+        except BlockingIOError:
+            self.release()
+            raise self._in_use from None
+        finally:
+            os.close(descriptor)
+
+    @property
+    def _in_use(self) -> BcqError:
+        return error("BCQ-E403", str(self.folder), found="another process is working on it")
 
     def _take_lock(self, name: str, *, shared: bool = False, create: bool = True) -> None:
         flags = os.O_RDWR | (os.O_CREAT if create else 0)
@@ -223,7 +251,7 @@ class Workspace:
             held = False
         if not held:
             self.release()
-            raise error("BCQ-E403", str(self.folder), found="another process is working on it")
+            raise self._in_use
 
     def _record(self, name: str, plan: Plan) -> dict[str, Any] | None:
         """What is written down about a step of this plan."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from bcqfmt.converters.jobs import workspace
 from bcqfmt.converters.jobs.workspace import Workspace
 from bcqfmt.errors import BcqError
 from faults.fault_case import Case
@@ -103,6 +104,54 @@ def test_the_lock_of_a_folder_that_has_gone(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(BcqError, match="another process is working on it") as caught:
         Workspace(tmp_path / "bcq", resume=True, overwrite=False)
     assert (caught.value.code, caught.value.exit_code) == ("BCQ-E403", 7)
+
+
+@pytest.mark.parametrize(
+    ("asked", "looked_before"),
+    [({}, False), ({"resume": True}, True), ({"overwrite": True}, True), ({"resume": True, "part": (1, 2)}, True)],
+)
+def test_a_folder_that_gets_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], looked_before: bool
+) -> None:
+    """Whatever another one wants, it is refused; what it may have made there meanwhile does not come along."""
+    options: dict[str, Any] = {"resume": False, "overwrite": False}
+    space = Workspace(tmp_path / "bcq", **options)
+    refuse, looks = Workspace._refuse_while_named, iter([not looked_before])
+    monkeypatch.setattr(Workspace, "_refuse_while_named", lambda other: refuse(other) if next(looks, True) else None)
+    for name in ("model.safetensors", "bcq_manifest.json"):
+        (space.folder / name).write_text("whole")
+    (tmp_path / "bcq.partial.lock").touch()  # of a process that was killed
+    real = workspace.take_name
+
+    def another_comes(*words: Any, **named: Any) -> None:
+        with pytest.raises(BcqError, match="another process is working on it"):
+            Workspace(tmp_path / "bcq", **{**options, **asked})
+        assert (space.work / "lock").exists() == looked_before
+        real(*words, **named)
+
+    monkeypatch.setattr(workspace, "take_name", another_comes)
+    space.publish()
+    assert {path.name: path.read_text() for path in (tmp_path / "bcq").iterdir()} == {
+        "model.safetensors": "whole", "bcq_manifest.json": "whole",
+    }  # fmt: skip
+    assert [path.name for path in tmp_path.iterdir()] == ["bcq"]
+
+
+def test_a_name_with_no_room_for_the_lock(tmp_path: Path) -> None:
+    with pytest.raises(BcqError, match="the name is too long"):
+        Workspace(tmp_path / ("b" * 245), resume=False, overwrite=False)
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_lock_that_a_killed_process_left(tmp_path: Path) -> None:
+    """Killed while it gave the complete folder its name."""
+    (tmp_path / "bcq.partial").mkdir()
+    (tmp_path / "bcq.partial" / "bcq_manifest.json").touch()
+    (tmp_path / "bcq.partial.lock").touch()
+    with pytest.raises(BcqError, match="an unfinished conversion"):
+        Workspace(tmp_path / "bcq", resume=False, overwrite=False)
+    Workspace(tmp_path / "bcq", resume=True, overwrite=False).publish()
+    assert [path.name for path in tmp_path.iterdir()] == ["bcq"]
 
 
 @pytest.mark.soak
