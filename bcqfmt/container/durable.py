@@ -12,7 +12,7 @@ import shlex
 import shutil
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -262,10 +262,10 @@ def refuse_other_things(target: Path, like: str) -> None:
     raise error("BCQ-E401", str(target), found=found, expected="a checkpoint to replace, or nothing", hint=hint)
 
 
-def take_name(work: Path, target: Path, *, overwrite: bool, like: str, last: Callable[[], None] = lambda: None) -> None:
+def take_name(work: Path, target: Path, *, overwrite: bool, like: str) -> None:
     """Give the complete folder ``work`` its name, and the mode of the folder that it replaces, which is removed then.
 
-    ``last`` is called right before it has its name. BCQ-E401 if the name was taken since :func:`refuse_existing`.
+    BCQ-E401 if the name was taken since :func:`refuse_existing`.
     """
     with reported(target):
         sync_folder(work)
@@ -277,7 +277,6 @@ def take_name(work: Path, target: Path, *, overwrite: bool, like: str, last: Cal
             old = _free_name(target, like)
             os.rename(target, old)
         try:
-            last()
             _rename_folder(work, target)
         except BaseException:
             if old is not None and not os.path.lexists(target):

@@ -100,15 +100,16 @@ def run_all(
             ended.release()
 
     threads = [threading.Thread(target=work, daemon=True) for _ in range(max(1, min(workers, len(jobs))))]
-    for thread in threads:
-        thread.start()
     try:
+        for thread in threads:
+            thread.start()
         for _ in threads:
             ended.acquire()
-    except BaseException:  # an interrupt
+    except BaseException:  # an interrupt, which may come while they start
         stop.set()
         for thread in threads:
-            thread.join(None if patience is None else patience / len(threads))
+            if thread.is_alive():
+                thread.join(None if patience is None else patience / len(threads))
         raise
     real = [fault for fault in faults if not isinstance(fault, Stopped)]
     if faults:

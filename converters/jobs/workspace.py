@@ -6,17 +6,16 @@ DST.partial/.bcq_work/part-1-of-2.lock   the same for one part of several; then 
 DST.partial/.bcq_work/plan.json          the plan
 DST.partial/.bcq_work/source.json        sizes and times of the source files, so that a resumed run sees the same ones
 DST.partial/.bcq_work/<name>.done.json   written after the thing it speaks of is safely on disk
-DST.partial.lock                         the same while the complete folder, without .bcq_work by then, gets its name
+
+The folder that DST lies in is locked as well, for the moments in which a run begins or gets its name.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fnmatch
 import json
 import os
 import shutil
-import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,6 +30,7 @@ from bcqfmt.system import lock_file, require_locks
 
 from .plan import Plan
 
+_PATIENCE = 60.0  # seconds in which others that begin or end a run should be done with that
 _VISIBLE_AFTER = 10.0  # seconds after which a file that another machine has written is visible here
 
 
@@ -42,10 +42,9 @@ class Workspace:
         self.target = output_path(target)
         self.folder = partial_folder(target)
         self.work = self.folder / WORK
-        self._naming = self.folder.with_name(self.folder.name + ".lock")
         self._part = part
         self._overwrite = overwrite
-        self._resumed = resume and self.folder.exists()
+        self._resumed = False
         self._locks: list[int] = []
         self._known: dict[str, dict[str, Any]] = {}
         try:
@@ -58,23 +57,38 @@ class Workspace:
     def _enter(self, resume: bool) -> None:
         """Look at what is there, and lock the folder."""
         target, part, overwrite = self.target, self._part, self._overwrite
-        refuse_existing(target, overwrite=overwrite, like=MANIFEST)
-        self._refuse_while_named()
-        with contextlib.suppress(FileNotFoundError):  # there is none, or no longer
-            self._look(resume or overwrite)
         target.parent.mkdir(parents=True, exist_ok=True)
-        self.work.mkdir(parents=True, exist_ok=True)
-        self._take_lock("lock", shared=part is not None)
+        with self._alone():
+            refuse_existing(target, overwrite=overwrite, like=MANIFEST)
+            self._look(resume or overwrite)
+            self._resumed = resume and self.folder.exists()
+            self.work.mkdir(parents=True, exist_ok=True)
+            self._take_lock("lock", shared=part is not None)
         if part is not None:
             self._take_lock(f"part-{part[0]}-of-{part[1]}.lock")
-        self._refuse_while_named()  # which may have begun since
-        try:  # or be done
-            refuse_existing(target, overwrite=overwrite, like=MANIFEST)
-        except BcqError:
-            self.discard_if_empty()
-            raise
         if overwrite and not resume:
             self._clear()
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """No other process of this machine begins a run here or ends one."""
+        descriptor = os.open(self.target.parent, os.O_RDONLY)
+        end = time.monotonic() + _PATIENCE
+        try:
+            while True:
+                try:
+                    lock_file(descriptor)
+                    break
+                except BlockingIOError as fault:
+                    if time.monotonic() > end:
+                        found = "another program has locked the folder that it lies in"
+                        raise error("BCQ-E403", str(self.target), found=found) from fault
+                    time.sleep(0.01)
+                except OSError:  # a file system that locks no folders
+                    break
+            yield
+        finally:
+            os.close(descriptor)
 
     def begin(self, plan: Plan, source: dict[str, Any]) -> bool:
         """Write the plan, or check that the unfinished conversion has the same one.
@@ -169,15 +183,10 @@ class Workspace:
     def publish(self) -> None:
         """Give the complete folder its name."""
         try:
-            with reported(self.target):
-                self._locks.append(os.open(self._naming, os.O_RDWR | os.O_CREAT, 0o666))
-                lock_file(self._locks[-1], wait=True)  # others look whether it is locked, for a moment
-                shutil.rmtree(self.work)
-            take_name(self.folder, self.target, overwrite=self._overwrite, like=MANIFEST, last=self._naming.unlink)
-            shutil.rmtree(self.target / WORK, ignore_errors=True)  # of a process that came meanwhile and was refused
+            with reported(self.target), self._alone():
+                shutil.rmtree(self.work)  # and with it the lock
+                take_name(self.folder, self.target, overwrite=self._overwrite, like=MANIFEST)
         finally:
-            with contextlib.suppress(OSError):
-                self._naming.unlink(missing_ok=True)
             self.release()
 
     def release(self) -> None:
@@ -189,52 +198,28 @@ class Workspace:
         """After a refusal before any shard was done: leave nothing behind, or the unfinished run as it was."""
         if self._locks and self._part is None and not self._resumed:
             with contextlib.suppress(OSError):  # what cannot be looked at is left there
-                if self._has_only("*lock", "plan.json", "source*"):
-                    shutil.rmtree(self.folder, ignore_errors=True)
+                if {path.name for path in self.folder.iterdir()} <= {WORK}:
+                    kept = {path.name for path in self.work.iterdir()}
+                    if all(name == "plan.json" or name.startswith("source") or name.endswith("lock") for name in kept):
+                        shutil.rmtree(self.folder, ignore_errors=True)
         self.release()
-
-    def _has_only(self, *patterns: str) -> bool:
-        """Whether nothing was converted yet: there is at most a work folder, with names that match ``patterns``."""
-        if not {path.name for path in self.folder.iterdir()} <= {WORK}:
-            return False
-        names = [path.name for path in self.work.iterdir()] if self.work.exists() else []
-        return all(any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns) for name in names)
 
     def _look(self, allowed: bool) -> None:
         """Refuse a folder under the temporary name that is not an unfinished conversion, or must not be changed."""
-        folder = stat.S_ISDIR(self.folder.lstat().st_mode)
-        ours = self.work.is_dir() or (self.folder / MANIFEST).exists()
-        if not folder or not (ours or not any(self.folder.iterdir())):
+        if not os.path.lexists(self.folder):
+            return
+        folder = self.folder.is_dir() and not self.folder.is_symlink()
+        names = {path.name for path in self.folder.iterdir()} if folder else set()
+        if not folder or (names and not names & {WORK, MANIFEST}):
             hint = "move it away, or choose another name for the output"  # which --overwrite would not replace
             raise error("BCQ-E401", str(self.folder), found="something that is no unfinished conversion", hint=hint)
-        # where only locks are, another process begins: the first to lock the folder has it
-        if not allowed and not self._has_only("*lock"):
-            try:
-                self._take_lock("lock", create=False)  # BCQ-E403 when it is being worked on right now
+        if not allowed:
+            with contextlib.suppress(FileNotFoundError):  # BCQ-E403 when it is being worked on right now
+                self._take_lock("lock", create=False)
                 self.release()
-            except FileNotFoundError:
-                self.folder.lstat()  # it may have its name by now
             expected = "--resume to go on with it, if source and options are the same, or --overwrite to start anew"
             hint = "repeat the command with one of them"
             raise error("BCQ-E401", str(self.folder), found="an unfinished conversion", expected=expected, hint=hint)
-
-    def _refuse_while_named(self) -> None:
-        """BCQ-E403 while another process gives the complete folder its name."""
-        try:
-            descriptor = os.open(self._naming, os.O_RDWR)
-        except FileNotFoundError:
-            return
-        try:
-            lock_file(descriptor)
-        except BlockingIOError:
-            self.release()
-            raise self._in_use from None
-        finally:
-            os.close(descriptor)
-
-    @property
-    def _in_use(self) -> BcqError:
-        return error("BCQ-E403", str(self.folder), found="another process is working on it")
 
     def _take_lock(self, name: str, *, shared: bool = False, create: bool = True) -> None:
         flags = os.O_RDWR | (os.O_CREAT if create else 0)
@@ -251,7 +236,7 @@ class Workspace:
             held = False
         if not held:
             self.release()
-            raise self._in_use
+            raise error("BCQ-E403", str(self.folder), found="another process is working on it")
 
     def _record(self, name: str, plan: Plan) -> dict[str, Any] | None:
         """What is written down about a step of this plan."""

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import os
 import shutil
+import stat
 import subprocess
+import threading
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -41,51 +46,95 @@ def test_one_wins(twenty: Case, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["bcq"]
 
 
-@pytest.mark.parametrize("opened", [False, True])
-def test_the_first_to_lock_a_new_folder_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opened: bool) -> None:
-    """Another one comes when the folder is made, or its lock file opened, but not locked: one of them goes on."""
-    others: list[Workspace] = []
+class Other:
+    """Another run for the same output, in a thread: locks of files know no threads. It comes while ``name`` runs."""
 
-    def other() -> None:
-        monkeypatch.undo()
-        others.append(Workspace(tmp_path / "bcq", resume=False, overwrite=False))
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, target: Path, **asked: Any) -> None:
+        self.target, self.asked = target, {"resume": False, "overwrite": False, **asked}
+        self.waits, self.end = threading.Event(), ""
+        self.thread = threading.Thread(target=self.run)
+        real, sleep = getattr(owner, name), time.sleep
 
-    module, name = (fcntl, "flock") if opened else (Workspace, "_take_lock")
-    real = getattr(module, name)
+        def with_the_other(*words: Any, **named: Any) -> Any:
+            monkeypatch.setattr(owner, name, real)
+            self.thread.start()
+            assert self.waits.wait(60)
+            return real(*words, **named)
 
-    def after_the_other(*words: Any, **named: Any) -> None:
-        other()
-        real(*words, **named)
+        def waiting(seconds: float) -> None:
+            if threading.current_thread() is self.thread:
+                self.waits.set()
+            sleep(seconds)
 
-    monkeypatch.setattr(module, name, after_the_other)
-    with pytest.raises(BcqError, match="another process is working on it") as caught:
-        Workspace(tmp_path / "bcq", resume=False, overwrite=False)
-    assert caught.value.code == "BCQ-E403"
-    assert len(others) == 1
-    others[0].discard_if_empty()
+        monkeypatch.setattr(owner, name, with_the_other)
+        monkeypatch.setattr(time, "sleep", waiting)
+
+    def run(self) -> None:
+        try:
+            Workspace(self.target, **self.asked).discard_if_empty()
+            self.end = "let in"
+        except BcqError as fault:
+            self.end = fault.code
+        finally:
+            self.waits.set()
+
+    def ended(self) -> str:
+        self.thread.join(60)
+        return self.end
+
+
+@pytest.mark.parametrize("name", ["_look", "_take_lock"])
+def test_the_first_to_begin_has_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    other = Other(monkeypatch, Workspace, name, tmp_path / "bcq")
+    space = Workspace(tmp_path / "bcq", resume=False, overwrite=False)
+    assert other.ended() == "BCQ-E403"
+    space.discard_if_empty()
     assert not any(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("begun", [False, True])
-def test_a_target_that_another_has_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: bool) -> None:
-    """It is finished between our look at the target and our lock; the work folder may have been there a moment ago."""
-    target, folder = tmp_path / "bcq", tmp_path / "bcq.partial"
-    if begun:
-        folder.mkdir()
-    look = Workspace._look
-
-    def finished_meanwhile(space: Workspace, allowed: bool) -> None:
-        if begun:
-            folder.rmdir()
-        target.mkdir()
-        (target / "bcq_manifest.json").touch()
-        look(space, allowed)
-
-    monkeypatch.setattr(Workspace, "_look", finished_meanwhile)
-    with pytest.raises(BcqError, match="it is there already") as caught:
-        Workspace(target, resume=False, overwrite=False)
-    assert caught.value.code == "BCQ-E401"
+@pytest.mark.parametrize(
+    ("asked", "end"),
+    [({}, "BCQ-E401"), ({"resume": True}, "BCQ-E401"), ({"resume": True, "part": (1, 2)}, "BCQ-E401"),
+     ({"overwrite": True}, "let in"), ({"overwrite": True, "resume": True}, "let in")],
+)  # fmt: skip
+def test_nobody_enters_a_folder_that_gets_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], end: str
+) -> None:
+    space = Workspace(tmp_path / "bcq", resume=False, overwrite=False)
+    for name in ("model.safetensors", "bcq_manifest.json"):
+        (space.folder / name).write_text("whole")
+    other = Other(monkeypatch, workspace, "take_name", tmp_path / "bcq", **asked)
+    space.publish()
+    assert other.ended() == end
+    assert {path.name: path.read_text() for path in (tmp_path / "bcq").iterdir()} == {
+        "model.safetensors": "whole", "bcq_manifest.json": "whole",
+    }  # fmt: skip
     assert [path.name for path in tmp_path.iterdir()] == ["bcq"]
+
+
+def test_a_folder_that_another_program_keeps_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    descriptor = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    monkeypatch.setattr(workspace, "_PATIENCE", 0.0)
+    with pytest.raises(BcqError, match="another program has locked the folder that it lies in") as caught:
+        Workspace(tmp_path / "bcq", resume=False, overwrite=False)
+    assert caught.value.code == "BCQ-E403"
+    os.close(descriptor)
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_file_system_that_locks_no_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NFS, for one, wants a descriptor to write to, which no folder has."""
+    real = fcntl.flock
+
+    def files_only(descriptor: int, kind: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EBADF, "Bad file descriptor")
+        real(descriptor, kind)
+
+    monkeypatch.setattr(fcntl, "flock", files_only)
+    with pytest.raises(BcqError, match="another process is working on it"):
+        [Workspace(tmp_path / "bcq", resume=True, overwrite=False) for _ in range(2)]
 
 
 @pytest.mark.parametrize("later", [False, True])
@@ -94,6 +143,8 @@ def test_the_lock_of_a_folder_that_has_gone(tmp_path: Path, monkeypatch: pytest.
     real = fcntl.flock
 
     def finished_meanwhile(descriptor: int, kind: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            return
         shutil.rmtree(tmp_path / "bcq.partial")
         if later:  # and a third one has begun anew
             (tmp_path / "bcq.partial" / ".bcq_work").mkdir(parents=True)
@@ -104,54 +155,6 @@ def test_the_lock_of_a_folder_that_has_gone(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(BcqError, match="another process is working on it") as caught:
         Workspace(tmp_path / "bcq", resume=True, overwrite=False)
     assert (caught.value.code, caught.value.exit_code) == ("BCQ-E403", 7)
-
-
-@pytest.mark.parametrize(
-    ("asked", "looked_before"),
-    [({}, False), ({"resume": True}, True), ({"overwrite": True}, True), ({"resume": True, "part": (1, 2)}, True)],
-)
-def test_a_folder_that_gets_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], looked_before: bool
-) -> None:
-    """Whatever another one wants, it is refused; what it may have made there meanwhile does not come along."""
-    options: dict[str, Any] = {"resume": False, "overwrite": False}
-    space = Workspace(tmp_path / "bcq", **options)
-    refuse, looks = Workspace._refuse_while_named, iter([not looked_before])
-    monkeypatch.setattr(Workspace, "_refuse_while_named", lambda other: refuse(other) if next(looks, True) else None)
-    for name in ("model.safetensors", "bcq_manifest.json"):
-        (space.folder / name).write_text("whole")
-    (tmp_path / "bcq.partial.lock").touch()  # of a process that was killed
-    real = workspace.take_name
-
-    def another_comes(*words: Any, **named: Any) -> None:
-        with pytest.raises(BcqError, match="another process is working on it"):
-            Workspace(tmp_path / "bcq", **{**options, **asked})
-        assert (space.work / "lock").exists() == looked_before
-        real(*words, **named)
-
-    monkeypatch.setattr(workspace, "take_name", another_comes)
-    space.publish()
-    assert {path.name: path.read_text() for path in (tmp_path / "bcq").iterdir()} == {
-        "model.safetensors": "whole", "bcq_manifest.json": "whole",
-    }  # fmt: skip
-    assert [path.name for path in tmp_path.iterdir()] == ["bcq"]
-
-
-def test_a_name_with_no_room_for_the_lock(tmp_path: Path) -> None:
-    with pytest.raises(BcqError, match="the name is too long"):
-        Workspace(tmp_path / ("b" * 245), resume=False, overwrite=False)
-    assert not any(tmp_path.iterdir())
-
-
-def test_a_lock_that_a_killed_process_left(tmp_path: Path) -> None:
-    """Killed while it gave the complete folder its name."""
-    (tmp_path / "bcq.partial").mkdir()
-    (tmp_path / "bcq.partial" / "bcq_manifest.json").touch()
-    (tmp_path / "bcq.partial.lock").touch()
-    with pytest.raises(BcqError, match="an unfinished conversion"):
-        Workspace(tmp_path / "bcq", resume=False, overwrite=False)
-    Workspace(tmp_path / "bcq", resume=True, overwrite=False).publish()
-    assert [path.name for path in tmp_path.iterdir()] == ["bcq"]
 
 
 @pytest.mark.soak

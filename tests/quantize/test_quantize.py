@@ -245,6 +245,27 @@ def test_the_first_real_failure_is_raised() -> None:
     assert done == []
 
 
+def test_an_interrupt_while_threads_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    stop, done = threading.Event(), []
+    begin, started = threading.Thread.start, []
+
+    def start(thread: threading.Thread) -> None:
+        if started:
+            raise KeyboardInterrupt
+        started.append(thread)
+        begin(thread)
+
+    def job() -> None:
+        stop.wait(60)
+        done.append(stop.is_set())
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(KeyboardInterrupt):
+        run_all([job] * 4, 2, stop, patience=None)
+    assert done == [True]
+    assert not started[0].is_alive()
+
+
 def test_methods_are_found_by_name() -> None:
     assert method_names()[: len(METHODS)] == ["rtn", "bcq", "multi", "mixed24", "atom", "gptq"]
     for name in METHODS:
