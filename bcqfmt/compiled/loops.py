@@ -9,6 +9,7 @@ editing one of those, `make clean`, unless the function has a :func:`stamp_of` o
 
 from __future__ import annotations
 
+import functools
 import importlib
 import zlib
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numba
+import numpy as np
 from numba import types
 from numba.core.cpu import CPUTargetOptions
 from numba.extending import register_jitable
@@ -38,11 +40,39 @@ def compiled(function: F, result: Any = None, *arguments: Any) -> F:
     no arrays: it works in those that it is given.
     """
     signature: Any = None if result is None else result(*arguments)
+    function.__qualname__ += f".{_variant(function):08x}"
     try:
         made: F = numba.njit(signature, cache=True, **_OPTIONS)(function)
     except RuntimeError:  # numba finds no folder that it could write a cache to
         made = numba.njit(signature, **_OPTIONS)(function)
     return made
+
+
+def _variant(function: Callable[..., Any]) -> int:
+    """A checksum of the function's file and of what it refers to around it; it becomes a part of its name.
+
+    Functions of one name share an index in numba's cache. Where two processes write entries of one at the same time,
+    they can give both the same number, and one loop is loaded as the other from then on.
+    """
+    around = [_constant(cell.cell_contents) for cell in function.__closure__ or ()]
+    return zlib.crc32(repr(around).encode(), _file_stamp(function.__code__.co_filename))
+
+
+def _constant(value: Any) -> Any:
+    """The value, or its name where it is not the same in every process."""
+    if isinstance(value, tuple):
+        return tuple(map(_constant, value))
+    if isinstance(value, (int, float, str, bytes, np.generic)):
+        return value
+    return getattr(value, "__qualname__", type(value).__qualname__)
+
+
+@functools.cache
+def _file_stamp(path: str) -> int:
+    try:
+        return zlib.crc32(Path(path).read_bytes())
+    except OSError:  # then it has no cache either
+        return 0
 
 
 def inner(function: F) -> F:

@@ -7,12 +7,14 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from bcqfmt.compiled import threads
 from bcqfmt.compiled.intrinsics import features, has_dot_products
+from bcqfmt.compiled.loops import compiled, types
 from bcqfmt.compiled.threads import together
 from bcqfmt.kernels import cpu
 from products import kernel_samples as ks
@@ -279,10 +281,25 @@ def test_a_kernel_is_known_by_the_files_it_is_made_of() -> None:
     assert stamp_of(lanes) == stamp_of(lanes) != stamp_of(lookup)
 
 
+def _adds(step: int) -> Any:
+    def loop(number: Any) -> Any:
+        return number + step
+
+    return compiled(loop, types.int64, types.int64)
+
+
+def test_loops_of_one_name_share_no_files_of_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processes can give entries of one index the same number; then one loop is loaded as the other."""
+    monkeypatch.setattr("numba.config.CACHE_DIR", str(tmp_path))
+    for _ in range(2):
+        assert [_adds(step)(1) for step in (1, 2, 3)] == [2, 3, 4]
+        assert len(list(tmp_path.rglob("*.nbi"))) == len(list(tmp_path.rglob("*.nbc"))) == 3
+
+
 def test_compiled_kernels_are_found_again_by_the_next_process(tmp_path: Path) -> None:
     source = "from bcqfmt.kernels.cpu.dot_loops import row_kernel; row_kernel(1, 1, True, 1, True, True)\n"
     source += "from bcqfmt.kernels.cpu.decode import decode_kernel; decode_kernel('F32')"
     for _ in range(2):
         run(source, NUMBA_CACHE_DIR=str(tmp_path))
-        compiled = sorted(path.name for path in tmp_path.rglob("*.nbc"))
-        assert len(compiled) == 2
+        found = sorted(path.name for path in tmp_path.rglob("*.nbc"))
+        assert len(found) == 2
