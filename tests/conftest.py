@@ -1,14 +1,30 @@
-"""In which order tests run, and that nothing which collection makes is garbage: it is not searched for any."""
+"""In which order tests run, with which examples, and that nothing which collection makes is garbage to search for."""
 
 from __future__ import annotations
 
 import gc
+import importlib.util
 from collections import defaultdict
 from collections.abc import Generator
 from itertools import count
 from pathlib import Path
 
 import pytest
+
+if importlib.util.find_spec("hypothesis"):  # tests of the GPU do without
+    from hypothesis import HealthCheck, settings
+
+    from weights.strategies import EXPLORE
+
+    settings.register_profile(
+        "bcqfmt",
+        derandomize=EXPLORE == 1,  # the same examples every time, unless BCQ_EXPLORE asks for others
+        database=None,
+        deadline=None,
+        max_examples=60 * EXPLORE,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture],
+    )
+    settings.load_profile("bcqfmt")
 
 
 @pytest.hookimpl(wrapper=True)

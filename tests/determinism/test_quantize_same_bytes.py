@@ -57,7 +57,7 @@ def quantized(source: Path, stats: Path, target: Path, workers: int, umask: int,
         umask=umask,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=1800,  # it may compile everything
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -79,7 +79,8 @@ def test_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     assert system.cores() == 1
 
 
-def test_peak_memory_is_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peak_memory_is_in_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(system, "_STATUS", tmp_path / "status")
     usage = SimpleNamespace(RUSAGE_SELF=0, getrusage=lambda who: SimpleNamespace(ru_maxrss=3_000_000))
     monkeypatch.setattr(system, "_resource", usage)
     for platform, peak in (("linux", 3_072_000_000), ("freebsd14", 3_072_000_000), ("darwin", 3_000_000)):
@@ -87,6 +88,18 @@ def test_peak_memory_is_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
         assert system.peak_memory() == peak
     monkeypatch.setattr(system, "_resource", None)
     assert system.peak_memory() is None
+    (tmp_path / "status").write_text("VmPeak:\t  999 kB\nVmHWM:\t     123 kB\n")
+    assert system.peak_memory() == 123 * 1024
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="what Linux counts")
+def test_peak_memory_is_not_that_of_the_parent() -> None:
+    child = "from bcqfmt.system import peak_memory; print(peak_memory())"
+    parent = (
+        f"import subprocess, sys; held = bytearray(300 << 20); subprocess.run([sys.executable, '-P', '-c', '{child}'])"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", parent], check=True, capture_output=True, text=True)
+    assert 1 << 20 < int(done.stdout) < 200 << 20
 
 
 def test_locks_keep_other_processes_out(tmp_path: Path) -> None:

@@ -115,6 +115,14 @@ class HubServer:
         """The requests so far whose path matches."""
         return [seen for seen in self.log if re.search(pattern, seen.path) and method in ("", seen.method)]
 
+    def count(self, pattern: str, expected: int) -> int:
+        """How many requests whose path matches; a busy server sees them after an impatient client has given them up."""
+        for _ in range(600):
+            if len(self.asked(pattern)) >= expected:
+                break
+            self.stopping.wait(0.05)
+        return len(self.asked(pattern))
+
 
 class _Listener(ThreadingHTTPServer):
     daemon_threads = True
