@@ -58,7 +58,7 @@ class Workspace:
         """Look at what is there, and lock the folder."""
         target, part, overwrite = self.target, self._part, self._overwrite
         target.parent.mkdir(parents=True, exist_ok=True)
-        with self._alone():
+        with one_at_a_time(target):
             refuse_existing(target, overwrite=overwrite, like=MANIFEST)
             self._look(resume or overwrite)
             self._resumed = resume and self.folder.exists()
@@ -68,27 +68,6 @@ class Workspace:
             self._take_lock(f"part-{part[0]}-of-{part[1]}.lock")
         if overwrite and not resume:
             self._clear()
-
-    @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
-        """No other process of this machine begins a run here or ends one."""
-        descriptor = os.open(self.target.parent, os.O_RDONLY)
-        end = time.monotonic() + _PATIENCE
-        try:
-            while True:
-                try:
-                    lock_file(descriptor)
-                    break
-                except BlockingIOError as fault:
-                    if time.monotonic() > end:
-                        found = "another program has locked the folder that it lies in"
-                        raise error("BCQ-E403", str(self.target), found=found) from fault
-                    time.sleep(0.01)
-                except OSError:  # a file system that locks no folders
-                    break
-            yield
-        finally:
-            os.close(descriptor)
 
     def begin(self, plan: Plan, source: dict[str, Any]) -> bool:
         """Write the plan, or check that the unfinished conversion has the same one.
@@ -183,7 +162,7 @@ class Workspace:
     def publish(self) -> None:
         """Give the complete folder its name."""
         try:
-            with reported(self.target), self._alone():
+            with reported(self.target), one_at_a_time(self.target):
                 shutil.rmtree(self.work)  # and with it the lock
                 take_name(self.folder, self.target, overwrite=self._overwrite, like=MANIFEST)
         finally:
@@ -266,6 +245,28 @@ class Workspace:
             return False
         with contextlib.closing(SourceFile(path)) as source:
             return hash_file(source) == str(record["sha256"])
+
+
+@contextlib.contextmanager
+def one_at_a_time(target: Path) -> Iterator[None]:
+    """No other process of this machine begins or ends a run whose output lies in the same folder as ``target``."""
+    descriptor = os.open(target.parent, os.O_RDONLY)
+    end = time.monotonic() + _PATIENCE
+    try:
+        while True:
+            try:
+                lock_file(descriptor)
+                break
+            except BlockingIOError as fault:
+                if time.monotonic() > end:
+                    found = "another program has locked the folder that it lies in"
+                    raise error("BCQ-E403", str(target), found=found) from fault
+                time.sleep(0.01)
+            except OSError:  # a file system that locks no folders
+                break
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def partial_folder(target: Path) -> Path:

@@ -37,6 +37,7 @@ from bcqfmt.container.files import SourceFile
 from bcqfmt.container.header import require_header
 from bcqfmt.container.stored_tensor import StoredTensor
 from bcqfmt.container.strict_json import canonical
+from bcqfmt.converters.jobs.workspace import one_at_a_time
 from bcqfmt.errors import BcqError, error
 from bcqfmt.system import lock_file, require_locks
 
@@ -128,12 +129,18 @@ class CalibrationWork:
         self.plan = dict(plan)
         self._lock = -1
         self._sound: set[Path] = set()  # files that this process wrote or has checked
-        check_target(target, overwrite=overwrite)
+        with reported(self.folder):
+            self.target.parent.mkdir(parents=True, exist_ok=True)
+            with one_at_a_time(self.target):
+                self._enter(overwrite, resume)
+
+    def _enter(self, overwrite: bool, resume: bool) -> None:
+        """Look at what is there, lock the folder, and begin."""
+        check_target(self.target, overwrite=overwrite)
         if os.path.lexists(self.folder) and not (self.folder / "plan.json").is_file():
             raise error("BCQ-E401", str(self.folder), found="something that is no unfinished calibration")
-        with reported(self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o666)
+        self.folder.mkdir(exist_ok=True)
+        self._lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o666)
         try:
             lock_file(self._lock)
         except OSError as fault:
@@ -218,8 +225,9 @@ class CalibrationWork:
         tensors = {name: tensor for layer in layers for name, tensor in layer.tensors.items()}
         inputs = {leader: names for layer in layers for leader, names in layer.record["inputs"].items()}
         write_stats(self.target, tensors, {**self.plan, "inputs": inputs})
-        self.release()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        with one_at_a_time(self.target):
+            shutil.rmtree(self.folder, ignore_errors=True)
+            self._unlock()
         return open_stats(self.target)
 
     def _statistics(self, stage: int) -> StatsFile:

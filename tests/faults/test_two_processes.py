@@ -11,6 +11,7 @@ import subprocess
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import pytest
 
 from bcqfmt.converters.jobs import workspace
 from bcqfmt.converters.jobs.workspace import Workspace
+from bcqfmt.converters.quantize.calibration_work import CalibrationWork
 from bcqfmt.errors import BcqError
 from faults.fault_case import Case
 from pages.soak_figures import record
@@ -112,12 +114,19 @@ def test_nobody_enters_a_folder_that_gets_its_name(
     assert [path.name for path in tmp_path.iterdir()] == ["bcq"]
 
 
-def test_a_folder_that_another_program_keeps_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "begin",
+    [lambda out: Workspace(out, resume=False, overwrite=False), lambda out: CalibrationWork(out, {"rows": 1})],
+    ids=["convert", "calibrate"],
+)
+def test_a_folder_that_another_program_keeps_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begin: Callable[[Path], object]
+) -> None:
     descriptor = os.open(tmp_path, os.O_RDONLY)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     monkeypatch.setattr(workspace, "_PATIENCE", 0.0)
     with pytest.raises(BcqError, match="another program has locked the folder that it lies in") as caught:
-        Workspace(tmp_path / "bcq", resume=False, overwrite=False)
+        begin(tmp_path / "bcq")
     assert caught.value.code == "BCQ-E403"
     os.close(descriptor)
     assert not any(tmp_path.iterdir())
