@@ -131,7 +131,7 @@ def cores() -> int:
 def peak_memory() -> int | None:
     """Most bytes of memory that this process has held so far; None where the system does not tell."""
     with contextlib.suppress(OSError):  # of this process alone: on Linux a child begins with its parent's ru_maxrss
-        found = re.search(r"VmHWM:\s*(\d+) kB", _STATUS.read_text())
+        found = re.search(rb"VmHWM:\s*(\d+) kB", _STATUS.read_bytes())
         if found is not None:
             return int(found[1]) * 1024
     if _resource is None:

@@ -15,7 +15,8 @@ import zlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, TypeVar
+from types import FunctionType
+from typing import Any, TypeVar, cast
 
 import numba
 import numpy as np
@@ -25,8 +26,12 @@ from numba.extending import register_jitable
 
 __all__ = ["compiled", "inner", "stamp_of", "types"]
 
+event: Any = importlib.import_module("numba.core.event")  # by name, because these have no type hints
+registry: Any = importlib.import_module("numba.core.registry")
+
 F = TypeVar("F", bound=Callable[..., Any])
 
+_SAME = {np.int64: int, np.float64: float, np.bool_: bool}
 _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
 if hasattr(CPUTargetOptions, "_nrt"):  # no reference counts of arrays: halves the time of loops over small slices
     _OPTIONS["_nrt"] = False
@@ -39,23 +44,53 @@ def compiled(function: F, result: Any = None, *arguments: Any) -> F:
     first called with arguments of some types. A division by zero gives infinity or NaN, as in numpy. The function makes
     no arrays: it works in those that it is given.
     """
-    signature: Any = None if result is None else result(*arguments)
-    function.__qualname__ += f".{_variant(function):08x}"
-    try:
-        made: F = numba.njit(signature, cache=True, **_OPTIONS)(function)
-    except RuntimeError:  # numba finds no folder that it could write a cache to
-        made = numba.njit(signature, **_OPTIONS)(function)
-    return made
+    if result is None:
+        return _compiled_by_kinds(function)
+    return _compiled_apart(function, result(*arguments))
 
 
-def _variant(function: Callable[..., Any]) -> int:
-    """A checksum of the function's file and of what it refers to around it; it becomes a part of its name.
+def _compiled_by_kinds(function: F) -> F:
+    """Compiled at its first call with arguments of some kinds, for each of them apart."""
+    made: dict[tuple[Any, ...], Any] = {}
 
-    Functions of one name share an index in numba's cache. Where two processes write entries of one at the same time,
-    they can give both the same number, and one loop is loaded as the other from then on.
+    @functools.wraps(function)
+    def call(*arguments: Any) -> Any:
+        kinds = tuple(map(_kind, arguments))
+        loop = made.get(kinds)
+        if loop is None:
+            loop = made.setdefault(kinds, _compiled_apart(function, None, kinds))
+        return loop(*arguments)
+
+    return cast(F, call)
+
+
+def _kind(value: Any) -> Any:
+    """What numba's type of an argument depends on."""
+    if not isinstance(value, np.ndarray):
+        return _SAME.get(type(value), type(value))
+    flags = value.flags
+    layout = "C" if flags.c_contiguous else "F" if flags.f_contiguous else "A"
+    return value.dtype, value.ndim, layout, flags.writeable, flags.aligned
+
+
+def _compiled_apart(function: F, signature: Any, kinds: tuple[Any, ...] = ()) -> F:
+    """Compiled under a name of its own, by file, closure, kinds of arguments and processor.
+
+    Functions of one name share an index in numba's cache. Two processes that add to an index at the same time can give
+    the same number to two functions, and one is loaded as the other from then on.
     """
     around = [_constant(cell.cell_contents) for cell in function.__closure__ or ()]
-    return zlib.crc32(repr(around).encode(), _file_stamp(function.__code__.co_filename))
+    processor = registry.cpu_target.target_context.codegen().magic_tuple()
+    variant = zlib.crc32(repr((around, kinds, processor)).encode(), _file_stamp(function.__code__.co_filename))
+    apart: Any = FunctionType(
+        function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
+    )
+    apart.__qualname__ = f"{function.__qualname__}.{variant:08x}"
+    try:
+        made: F = numba.njit(signature, cache=True, **_OPTIONS)(apart)
+    except RuntimeError:  # numba finds no folder that it could write a cache to
+        made = numba.njit(signature, **_OPTIONS)(apart)
+    return made
 
 
 def _constant(value: Any) -> Any:
@@ -71,7 +106,7 @@ def _constant(value: Any) -> Any:
 def _file_stamp(path: str) -> int:
     try:
         return zlib.crc32(Path(path).read_bytes())
-    except OSError:  # then it has no cache either
+    except OSError:  # numba's cache wants the file too
         return 0
 
 
@@ -91,9 +126,6 @@ def stamp_of(*modules: Any) -> int:
     values of its closure. Only numbers can stand there: functions of numba have another identity in every process.
     """
     return zlib.crc32(b"".join(Path(module.__file__).read_bytes() for module in modules)) | 1
-
-
-event: Any = importlib.import_module("numba.core.event")  # by name, because it has no type hints
 
 
 class _First(event.Listener):  # type: ignore[misc]

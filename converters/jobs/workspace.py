@@ -7,7 +7,7 @@ DST.partial/.bcq_work/plan.json          the plan
 DST.partial/.bcq_work/source.json        sizes and times of the source files, so that a resumed run sees the same ones
 DST.partial/.bcq_work/<name>.done.json   written after the thing it speaks of is safely on disk
 
-The folder that DST lies in is locked as well, for the moments in which a run begins or gets its name.
+The folder that DST lies in is locked as well, for the moments in which a run begins or DST gets its name.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ class Workspace:
     def discard_if_empty(self) -> None:
         """After a refusal before any shard was done: leave nothing behind, or the unfinished run as it was."""
         if self._locks and self._part is None and not self._resumed:
-            with contextlib.suppress(OSError):  # what cannot be looked at is left there
+            with contextlib.suppress(OSError), one_at_a_time(self.target):  # what cannot be looked at is left there
                 if {path.name for path in self.folder.iterdir()} <= {WORK}:
                     kept = {path.name for path in self.work.iterdir()}
                     if all(name == "plan.json" or name.startswith("source") or name.endswith("lock") for name in kept):
@@ -251,7 +251,7 @@ class Workspace:
 def one_at_a_time(target: Path) -> Iterator[None]:
     """No other process of this machine begins or ends a run whose output lies in the same folder as ``target``.
 
-    Who locks that folder for longer is another program (``flock FOLDER bcqfmt ...``), which is not waited for.
+    Who locks that folder for longer is another program (``flock FOLDER bcqfmt ...``): after ``_PATIENCE`` we go on.
     """
     descriptor = os.open(target.parent, os.O_RDONLY)
     end = time.monotonic() + _PATIENCE

@@ -237,22 +237,21 @@ class CalibrationWork:
         except BcqError as fault:  # the same command would find it again
             raise self._changed(path, f"is damaged: {fault.finding.found}") from fault
 
-    def release(self) -> None:
-        """Let another process work here; a folder in which no layer is done is not worth keeping."""
+    def release(self, *, given_up: bool = False) -> None:
+        """Let another process work here; a folder in which no layer is done, or given up, is not worth keeping."""
         if self._lock < 0:
             return
-        self._unlock()
-        kept = {path.name for path in self.folder.iterdir()} if self.folder.exists() else {"?"}
-        if kept <= {"lock", "plan.json"}:
-            shutil.rmtree(self.folder, ignore_errors=True)
+        with one_at_a_time(self.target):
+            kept = {path.name for path in self.folder.iterdir()} if self.folder.exists() else {"?"}
+            if given_up or kept <= {"lock", "plan.json"}:
+                shutil.rmtree(self.folder, ignore_errors=True)
+            self._unlock()
 
     def __enter__(self) -> CalibrationWork:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: object) -> None:
-        self.release()
-        if isinstance(value, BcqError) and value.code == "BCQ-E622":  # it would end there again
-            shutil.rmtree(self.folder, ignore_errors=True)
+        self.release(given_up=isinstance(value, BcqError) and value.code == "BCQ-E622")  # it would end there again
 
     def _changed(self, path: Path, how: str) -> BcqError:
         return error(

@@ -27,13 +27,14 @@ from sources.conversions import convert, gptq_folder, tree
 K, N, GROUP = 4096, 11008, 128
 LAYERS_PER_FILE = 22  # half a gigabyte
 _CHILD = """
-import resource, sys
+import sys
 from bcqfmt.cli.main import cli
+from bcqfmt.system import peak_memory
 try:
     cli(["convert", sys.argv[1], sys.argv[2], "--workers", "2", *sys.argv[3:]])
 except SystemExit as end:
     assert not end.code, end.code
-print("peak", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+print("peak", peak_memory())
 """
 
 

@@ -21,7 +21,8 @@ try:
 except SystemExit as end:
     assert not end.code, end.code
 used = resource.getrusage(resource.RUSAGE_SELF)
-sys.stderr.write(f"peak {used.ru_maxrss * 1024} seconds {used.ru_utime + used.ru_stime:.3f}")
+from bcqfmt.system import peak_memory
+sys.stderr.write(f"peak {peak_memory()} seconds {used.ru_utime + used.ru_stime:.3f}")
 """
 
 

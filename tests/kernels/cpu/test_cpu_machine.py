@@ -288,12 +288,22 @@ def _adds(step: int) -> Any:
     return compiled(loop, types.int64, types.int64)
 
 
+@compiled
+def _doubled(numbers: Any, out: Any) -> None:
+    for i in range(numbers.size):
+        out[i] = 2 * numbers[i]
+
+
 def test_loops_of_one_name_share_no_files_of_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two processes can give entries of one index the same number; then one loop is loaded as the other."""
     monkeypatch.setattr("numba.config.CACHE_DIR", str(tmp_path))
     for _ in range(2):
         assert [_adds(step)(1) for step in (1, 2, 3)] == [2, 3, 4]
         assert len(list(tmp_path.rglob("*.nbi"))) == len(list(tmp_path.rglob("*.nbc"))) == 3
+    for numbers in (np.arange(3), np.arange(6)[::2], np.arange(3.0)):
+        _doubled(numbers, out := np.zeros(3, numbers.dtype))
+        assert (out == 2 * numbers).all()
+    assert len(list(tmp_path.rglob("*.nbi"))) == len(list(tmp_path.rglob("*.nbc"))) == 6
 
 
 def test_compiled_kernels_are_found_again_by_the_next_process(tmp_path: Path) -> None:

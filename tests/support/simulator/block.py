@@ -98,7 +98,7 @@ class Block:
     def pause(self) -> None:
         """Let others run until the calling thread is ready again."""
         lane = Block.running
-        if self.ready and self.ready[0].fiber:  # begun: the first time `run` switches, for the depth of calls adds up
+        if self.ready and self.ready[0].fiber:  # it has begun; begun from here, it would count our depth of calls too
             Block.running = self.ready.popleft()
             if Block.running is not lane:
                 Block.running.fiber.switch()
