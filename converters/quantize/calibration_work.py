@@ -241,11 +241,11 @@ class CalibrationWork:
         """Let another process work here; a folder in which no layer is done, or given up, is not worth keeping."""
         if self._lock < 0:
             return
-        with one_at_a_time(self.target):
-            kept = {path.name for path in self.folder.iterdir()} if self.folder.exists() else {"?"}
-            if given_up or kept <= {"lock", "plan.json"}:
+        with contextlib.suppress(OSError), one_at_a_time(self.target):  # what cannot be looked at is left there
+            if given_up or {path.name for path in self.folder.iterdir()} <= {"lock", "plan.json"}:
                 shutil.rmtree(self.folder, ignore_errors=True)
             self._unlock()
+        self._unlock()
 
     def __enter__(self) -> CalibrationWork:
         return self
@@ -263,7 +263,8 @@ class CalibrationWork:
         )
 
     def _unlock(self) -> None:
-        os.close(self._lock)
+        if self._lock >= 0:
+            os.close(self._lock)
         self._lock = -1
 
     def _layer(self, stage: int) -> Path:

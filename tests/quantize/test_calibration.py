@@ -380,6 +380,13 @@ def test_two_runs_do_not_meet(model: Path, text: Path, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_the_folder_is_taken_away_while_it_runs(tmp_path: Path) -> None:
+    """Then there is nothing to remove, which is no fault: what the run fails with is told."""
+    (tmp_path / "there").mkdir()
+    with calibration_work.CalibrationWork(tmp_path / "there" / "s", {"rows": 1}):
+        shutil.rmtree(tmp_path / "there")
+
+
 def test_other_things_are_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "s.partial").mkdir()
     (tmp_path / "s.partial" / "letter.txt").write_text("mine")
