@@ -1,4 +1,4 @@
-"""In which order tests run, with which examples, and that nothing which collection makes is garbage to search for."""
+"""The order of tests and the examples of property tests; what collection makes is not searched for garbage."""
 
 from __future__ import annotations
 

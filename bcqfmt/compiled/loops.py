@@ -31,7 +31,7 @@ registry: Any = importlib.import_module("numba.core.registry")
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_SAME = {np.int64: int, np.float64: float, np.bool_: bool}
+_SAME = {np.int64: int, np.float64: float, np.bool_: bool}  # numba has one type for both
 _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
 if hasattr(CPUTargetOptions, "_nrt"):  # no reference counts of arrays: halves the time of loops over small slices
     _OPTIONS["_nrt"] = False
@@ -50,7 +50,7 @@ def compiled(function: F, result: Any = None, *arguments: Any) -> F:
 
 
 def _compiled_by_kinds(function: F) -> F:
-    """Compiled at its first call with arguments of some kinds, for each of them apart."""
+    """Compiled at the first call with each combination of kinds of arguments."""
     made: dict[tuple[Any, ...], Any] = {}
 
     @functools.wraps(function)
@@ -74,14 +74,15 @@ def _kind(value: Any) -> Any:
 
 
 def _compiled_apart(function: F, signature: Any, kinds: tuple[Any, ...] = ()) -> F:
-    """Compiled under a name of its own, by file, closure, kinds of arguments and processor.
+    """Compiled under a name that tells its file, closure, types of arguments and processor.
 
     Functions of one name share an index in numba's cache. Two processes that add to an index at the same time can give
     the same number to two functions, and one is loaded as the other from then on.
     """
     around = [_constant(cell.cell_contents) for cell in function.__closure__ or ()]
     processor = registry.cpu_target.target_context.codegen().magic_tuple()
-    variant = zlib.crc32(repr((around, kinds, processor)).encode(), _file_stamp(function.__code__.co_filename))
+    differs = repr((around, signature, kinds, processor)).encode()
+    variant = zlib.crc32(differs, _file_stamp(function.__code__.co_filename))
     apart: Any = FunctionType(
         function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
     )
